@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check -q
 FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERSION)
 # The command line, the folders it is linked to, and what is beside them.
-SOURCES := tessera training serving kernels cpp_server tests load_tests examples
+SOURCES := tessera training serving kernels cpp_server tests load_tests examples wheels
 
 # Each prints a table and names the machine; docs/benchmarks.md holds the results.
 BENCHES := training.bench.reader training.bench.startup training.bench.train_speed serving.bench.forward \
@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives attack-logs sanitize help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives attack-logs sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -70,9 +70,18 @@ build-server: install
 demo: install build-kernels  ## the whole way on generated data: train, package, serve, predict, scrape
 	@$(BIN)/python examples/demo.py --dir .demo
 
+demo-online: install build-kernels  ## a truth that drifts, a trainer that publishes, a server that follows: AUC on fresh rows
+	@$(BIN)/python examples/online.py --dir .demo-online
+
 # Two processes, as most tests use less than a core; all tests of a file go to one, with the file's fixtures.
 test: install-dev build  ## every test that can run on this machine
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+
+wheels: install-dev build  ## build what others install into dist/: tessera-rec, tessera-rec-server, tessera-rec-client
+	$(BIN)/python wheels/build.py --out dist
+
+test-wheels: wheels  ## install them into fresh environments and go the whole way with both servers (minutes, 2 GB)
+	$(BIN)/python wheels/try_wheels.py --wheels dist
 
 # Each failure prints its round's seed and the example; make test-random ROUNDS=1 SEED=N is that round again.
 test-random: install-dev build  ## the property tests with new examples every time; ROUNDS=5 SEED=N PYTEST_ARGS=tests/kernels
@@ -119,7 +128,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py tests/check_protos.py
+	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
 	$(BIN)/python kernels/row_header.py
 	$(BIN)/python -m tessera.serving.package.generate
@@ -181,5 +190,5 @@ bench: install-dev build  ## the benchmarks behind docs/benchmarks.md (about 30 
 	@if [ -x build/cpp/release/tessera-server ]; then $(BIN)/python cpp_server/bench/server_bench.py; fi
 
 clean:  ## remove what the other targets made, the virtual environment included
-	rm -rf $(VENV) .demo build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .demo .demo-online build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -60,9 +60,9 @@ def run(command: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def serving(program: list[str], model: Path, log: Path) -> Iterator[dict[str, Any]]:
+def serving(program: list[str], log: Path) -> Iterator[dict[str, Any]]:
     """A server on free ports; yields its ``ready`` log line and stops it by SIGTERM after."""
-    command = [*program, "--model", str(model), "--port", "0", "--http-port", "0"]
+    command = [*program, "--port", "0", "--http-port", "0"]
     with log.open("w") as stream:
         process = subprocess.Popen(shown(command), stderr=stream)
         try:
@@ -92,7 +92,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, A
 
 def ask(program: list[str], model: Path, rows: Path, folder: Path) -> str:
     """Start a server, send it the rows and show its metrics; returns all answers."""
-    with serving(program, model, folder / "serve.log") as ready:
+    with serving([*program, "--model", str(model)], folder / "serve.log") as ready:
         address = f"127.0.0.1:{ready['port']}"
         predict = ["tessera", "predict", "--address", address, "--model-file", str(model)]
         predict += ["--input", str(rows)]

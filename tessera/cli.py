@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import errno
 import importlib
 import os
@@ -31,7 +30,7 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 import tessera
-from tessera.errors import UserError
+from tessera.errors import UserError, nearest
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -145,6 +144,10 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.predict",
         help="send requests to a server and print the answers",
     ),
+    "doctor": Command(
+        module="tessera.serving.commands.doctor",
+        help="look at what is installed and at this machine, and say what to mend",
+    ),
     "score": Command(
         module="tessera.serving.commands.score",
         help="score files of raw rows with a package, without a server",
@@ -167,8 +170,8 @@ class _Parser(argparse.ArgumentParser):
         """What argparse's ``message`` leaves out: the flag that an unknown one is nearest to."""
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         flags = [flag for action in self._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(unknown[1], flags, n=1) if unknown else []
-        return f"did you mean {near[0]}?" if near else ""
+        near = nearest(unknown[1], flags) if unknown else ""
+        return f"did you mean {near}?" if near else ""
 
 
 def _top_parser() -> argparse.ArgumentParser:

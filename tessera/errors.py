@@ -15,6 +15,50 @@ class UserError(ValueError):
     """
 
 
+class FieldError(UserError):
+    """A field's value that has to be changed.
+
+    Attributes:
+        field: what code calls the field; a command may know where its value stands.
+        value: as the message shows it.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{field} is {value}; {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+
+def edits(a: str, b: str) -> int:
+    """How many insertions, deletions and replacements of a character make ``b`` of ``a`` (Levenshtein)."""
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a):
+        diagonal, row[0] = row[0], i + 1
+        for j, other in enumerate(b):
+            replaced = diagonal + (letter != other)
+            diagonal = row[j + 1]
+            row[j + 1] = min(replaced, row[j] + 1, diagonal + 1)
+    return row[-1]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the ``known`` name with the fewest edits to ``name``, or "" where they are over a third of its characters.
+
+    cpp_server/src/common/nearest.cc has the same rule.
+    """
+    found, fewest = "", 0
+    for candidate in known:
+        longer = max(len(name), len(candidate))
+        if longer > 2 * len(candidate) + 1:
+            continue  # nothing like it, however long it is
+        distance = edits(name, candidate)
+        if 3 * distance <= longer and (not found or distance < fewest):
+            found, fewest = candidate, distance
+    return found
+
+
 def unknown_name(field: str, value: object, known: Iterable[object]) -> UserError:
     """The error of a ``value`` that is not among the ``known`` ones; it says the nearest of them."""
     names = [str(name) for name in known]

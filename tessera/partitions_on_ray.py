@@ -41,7 +41,7 @@ class RayEngine:
             import ray  # noqa: PLC0415 - only for those who have a cluster
         except ImportError as error:
             raise UserError(
-                "the engine ray needs the package ray: pip install 'tessera[ray]'"
+                "the engine ray needs the package ray: pip install 'tessera-rec[ray]'"
             ) from error
         self._ray: Any = ray
         self._address = address

@@ -1,5 +1,11 @@
-"""The wheel holds what the checkout holds, and its program starts."""
+"""What wheels/build.py makes holds what the checkout holds, each file once, and its programs start.
 
+`make test-wheels` installs it into fresh environments and goes the whole way; here it is unpacked.
+"""
+
+import email
+import importlib.util
+import os
 import subprocess
 import sys
 import zipfile
@@ -9,66 +15,163 @@ import pytest
 
 import tessera
 from tessera.cli import COMMANDS
+from tessera.kernels.libraries import LIBRARIES
+from tests.tracked import tracked_files
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("training", "serving", "kernels")
-SHIPPED_SUFFIXES = {".py", ".pyi", ".yaml", ".html"}
+FOLDERS = ("tessera", "training", "serving", "kernels")
+SHIPPED_SUFFIXES = {".py", ".pyi", ".yaml", ".html", ".typed"}
+OPERATORS = f"tessera/{LIBRARIES['tessera_ops'].file}"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel built from a copy of the tracked files, so that no local build folder leaks in."""
-    source = tmp_path_factory.mktemp("source")
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    if listing.returncode:
-        pytest.skip("not a git checkout")
-    names = [name for name in listing.stdout.split("\0") if name and (ROOT / name).exists()]
-    subprocess.run(["tar", "-cf", str(source / "source.tar"), *names], cwd=ROOT, check=True)
-    subprocess.run(["tar", "-xf", "source.tar"], cwd=source, check=True)
-    out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-    return next(out.glob("*.whl")), names
+def built(tmp_path_factory):
+    """Builds distributions by their names on wheels/build.py's command line; the wheels' files."""
+    if not (ROOT / OPERATORS).exists():
+        pytest.skip("the operators are not built (make build)")
+    tracked_files()  # outside a checkout it cannot be told what belongs into a wheel
+    out = tmp_path_factory.mktemp("dist")
+
+    def build(*names):
+        command = [sys.executable, str(ROOT / "wheels" / "build.py"), "--out", str(out)]
+        only = [word for name in names for word in ("--only", name)]
+        done = subprocess.run([*command, *only], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {path.name.split("-")[0]: path for path in out.glob("*.whl")}
+
+    return build
 
 
-def test_wheel_holds_every_source_file(wheel):
-    path, names = wheel
-    packed = set(zipfile.ZipFile(path).namelist())
+@pytest.fixture(scope="module")
+def wheels(built):
+    return built("client", "full")
+
+
+@pytest.fixture(scope="module")
+def site(wheels, tmp_path_factory):
+    """A folder as pip leaves it when both are installed."""
+    folder = tmp_path_factory.mktemp("site")
+    for path in wheels.values():
+        zipfile.ZipFile(path).extractall(folder)
+    return folder
+
+
+def files_of(path):
+    return {name for name in zipfile.ZipFile(path).namelist() if ".dist-info/" not in name}
+
+
+def metadata_of(path):
+    archive = zipfile.ZipFile(path)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    return email.message_from_bytes(archive.read(name))
+
+
+def test_every_source_file_is_in_one_wheel(wheels):
+    full, client = (files_of(wheels[name]) for name in ("tessera_rec", "tessera_rec_client"))
+    assert full & client == set()
     expected = {
-        f"tessera/{name}"
-        for name in names
-        if name.split("/")[0] in FOLDERS
-        and Path(name).suffix in SHIPPED_SUFFIXES
-        and (ROOT / name).parent.joinpath("__init__.py").exists()
+        name if name.startswith("tessera/") else f"tessera/{name}"
+        for name in tracked_files()
+        if name.split("/")[0] in FOLDERS and Path(name).suffix in SHIPPED_SUFFIXES
     }
-    assert expected
-    assert expected - packed == set()
+    assert len(expected) > 500
+    assert expected - full - client == set()
+    # The operators' sources are in the source archive.
+    assert full - expected - {OPERATORS} <= {
+        f"tessera/{n}" for n in tracked_files() if n.endswith(".md")
+    }
 
 
-def test_program_of_the_wheel_starts_elsewhere(wheel, tmp_path):
-    path, _ = wheel
-    site = tmp_path / "site"
-    zipfile.ZipFile(path).extractall(site)
-    probe = "import tessera, sys; print(tessera.__file__); from tessera.cli import main; main(['--version'])"
-    result = subprocess.run(
-        [sys.executable, "-c", probe],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
+def test_the_operators_are_in_a_wheel_of_one_platform(wheels):
+    assert OPERATORS in files_of(wheels["tessera_rec"])
+    assert "-py3-none-manylinux_2_" in wheels["tessera_rec"].name
+    assert wheels["tessera_rec_client"].name.endswith("-py3-none-any.whl")
+
+
+def test_one_version_and_what_needs_what(wheels):
+    full, client = (metadata_of(wheels[name]) for name in ("tessera_rec", "tessera_rec_client"))
+    assert {full["Version"], client["Version"]} == {tessera.__version__}
+    needs = [line.split(";")[0].strip() for line in full.get_all("Requires-Dist")]
+    assert f"tessera-rec-client=={tessera.__version__}" in needs
+    names = {line.partition("<")[0] for line in client.get_all("Requires-Dist")}
+    assert names == {"numpy", "grpcio", "protobuf", "xxhash"}
+
+
+ALONE = """
+import sys
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        allowed = {"numpy", "grpc", "google", "xxhash", "typing_extensions", "cython_runtime", "tessera"}
+        if name.partition(".")[0] not in allowed | set(sys.stdlib_module_names) and name[0] != "_":
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Refuses())
+import tessera.serving.client as client, importlib, pkgutil
+for folder in (client, importlib.import_module("tessera.serving.protocol")):
+    for module in pkgutil.iter_modules(folder.__path__):
+        importlib.import_module(f"{folder.__name__}.{module.name}")
+print(client.__file__)
+"""
+
+
+def test_the_client_needs_nothing_else(wheels, tmp_path):
+    zipfile.ZipFile(wheels["tessera_rec_client"]).extractall(tmp_path)
+    done = run(ALONE, tmp_path, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
+
+
+def test_the_program_and_the_operators_of_the_wheels(site, tmp_path):
+    probe = (
+        "import tessera\nfrom tessera.cli import main\n"
+        "from tessera.kernels.libraries import library_path, load_libraries\n"
+        "load_libraries(['tessera_ops'])\nprint(tessera.__file__, library_path('tessera_ops'))\n"
+        "main(['--version'])"
     )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [
-        str(site / "tessera" / "__init__.py"),
+    done = run(probe, site, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{site / 'tessera' / '__init__.py'} {site / OPERATORS}",
         f"tessera {tessera.__version__}",
     ]
+
+
+def test_the_server_of_the_wheel_finds_its_libraries(built, tmp_path):
+    if not (ROOT / "build" / "cpp" / "release" / "tessera-server").exists():
+        pytest.skip("the C++ server is not built (make build)")
+    path = built("server")["tessera_rec_server"]
+    archive = zipfile.ZipFile(path)
+    archive.extractall(tmp_path)
+    program = tmp_path / "tessera_rec_server" / "bin" / "tessera-server"
+    program.chmod(0o755)  # as pip does
+    missing = run("import tessera_rec_server as t; t.main()", tmp_path, tmp_path, "-S")
+    assert missing.returncode == 2
+    assert "torch is not in" in missing.stderr
+    (tmp_path / "torch").symlink_to(Path(importlib.util.find_spec("torch").origin).parent)
+    done = run("import tessera_rec_server as t; t.main()", tmp_path, tmp_path, "--version")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"tessera-server {tessera.__version__}\n"
+    assert metadata_of(path)["Version"] == tessera.__version__
+    # Those of the wheel, though this machine has them too.
+    loaded = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    ours = {path.name for path in program.parents[1].joinpath("lib").iterdir()}
+    places = dict(line.split(" => ")[:2] for line in loaded.splitlines() if " => " in line)
+    found = {name.strip(): place for name, place in places.items() if name.strip() in ours}
+    assert len(found) == len(ours) >= 1
+    assert all(place.startswith(str(program.parent)) for place in found.values()), found
+
+
+def run(code, site, folder, *words):
+    """Python code outside the checkout, with ``site`` before what is installed and no PATH; -S: without that."""
+    without_site = [word for word in words if word == "-S"]
+    arguments = [word for word in words if word != "-S"]
+    return subprocess.run(
+        [sys.executable, *without_site, "-c", code, *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": str(site), "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["train", "--nonsense"], []])

@@ -185,6 +185,7 @@ TRAINING_ORDER = (
     "typed_config",
     "streamable",
     "fbgemm",
+    "fbgemm_operators",
     "sparse",
     "modules",
     "optim",
@@ -205,6 +206,7 @@ TRAINING_ORDER = (
     "transforms",
     "models",
     "data",
+    "datasets",
     "trackers",
     "config",
     "config_reference",
@@ -226,7 +228,7 @@ def forwarded_names(source):
         for inner in statement.body if lazily else [statement]:
             if isinstance(inner, ast.ImportFrom):
                 homes |= {alias.asname: inner.module for alias in inner.names if alias.asname}
-            elif not ast.unparse(inner).endswith("lazy_names(__name__)"):
+            elif not ast.unparse(inner).endswith(("lazy_names(__name__)", "offer_operators()")):
                 return {}
     return homes
 

@@ -4,6 +4,7 @@
 # fmt: off
 from typing import TYPE_CHECKING
 
+from tessera.training.fbgemm_operators import offer_operators
 from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -47,5 +48,9 @@ if TYPE_CHECKING:
         JaggedTensor as JaggedTensor, KeyedJaggedTensor as KeyedJaggedTensor,
         KeyedTensor as KeyedTensor,
     )
+    from tessera.training.streamable import (
+        Multistreamable as Multistreamable, Pipelineable as Pipelineable,
+    )
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)
+offer_operators()

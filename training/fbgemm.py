@@ -100,7 +100,7 @@ def import_inference_tables() -> ModuleType:
 def _load(name: str) -> ModuleType:
     version = _installed_fbgemm()
     if version is None:
-        raise UserError("fbgemm-gpu is not installed; pip install 'tessera[cpu]' (or [cuda])")
+        raise UserError("fbgemm-gpu is not installed; pip install 'tessera-rec[cpu]' (or [cuda])")
     known = pair_is_known(torch.__version__, version)
     try:
         with _quiet_about_known_pairs(known=known):

@@ -1,5 +1,7 @@
 """Packages that import a name when it is first asked for, so that importing them costs nothing.
 
+Their sub-modules are names, too: ``import tessera.training as t; t.distributed.planner`` works.
+
 Such an ``__init__.py`` lists its names once, as imports under ``if TYPE_CHECKING:``; type checkers
 and editors read them there, and so does `lazy_names`.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -28,7 +31,10 @@ def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[
 
     def getattr_of_package(name: str) -> Any:
         if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            full = f"{package}.{name}"
+            if name.startswith("__") or importlib.util.find_spec(full) is None:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return importlib.import_module(full)
         value = getattr(importlib.import_module(home_of[name]), name)
         setattr(module, name, value)
         return value

@@ -199,6 +199,32 @@ TEST_F(QueueTest, KnowsTheOldestAndTheNextDeadline) {
   EXPECT_EQ(queue.earliest_deadline(), kStart + 9ms);
 }
 
+// Nothing that is queued waits for a worker that is not coming: with one worker on its way at a
+// time, some of which leave their wait by themselves.
+TEST(BatchScheduler, LeavesNothingBehind) {
+  SteadyClock clock;
+  BatchScheduler queue({}, {.max_samples = 8, .max_delay = 50us}, clock);
+  for (const int samples : {1, 2, 4, 8}) queue.observe(samples, 1us, samples * 1us);
+  std::atomic<int> taken = 0;
+  std::vector<std::jthread> workers;
+  workers.reserve(6);
+  for (int i = 0; i < 6; ++i) {
+    workers.emplace_back([&] {
+      CutBatch batch;
+      while (queue.next(kOrdinary, batch)) taken += static_cast<int>(batch.parts.size());
+    });
+  }
+  std::deque<Item> items;
+  std::vector<DroppedPart> dropped;
+  for (int round = 1; round <= 300; ++round) {
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_TRUE(queue.submit(items.emplace_back(1).parts(), dropped).ok());
+    }
+    while (taken < 4 * round) std::this_thread::yield();
+  }
+  queue.close();
+}
+
 TEST(BatchScheduler, GivesWorkersWhatIsQueuedAndEnds) {
   SteadyClock clock;
   BatchScheduler queue({.max_requests = 1'000, .max_samples = 1'000}, {.max_samples = 4}, clock);

@@ -9,6 +9,15 @@ from pathlib import Path
 from typing import Any
 
 
+class RefusedValue(argparse.ArgumentTypeError):
+    """What was given for a flag cannot be read; ``shown`` is how a line shows it."""
+
+    def __init__(self, shown: str, remedy: str) -> None:
+        super().__init__(f"{shown}: {remedy}")
+        self.shown = shown
+        self.remedy = remedy
+
+
 def add_package(parser: argparse.ArgumentParser) -> None:
     """Declare the package that a command is about."""
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
+from tessera.serving.commands.flags import RefusedValue
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S, MAX_LOAD_TIMEOUT_S
 
 _OPERATOR = re.compile(r"\w+::\w+", re.ASCII)
@@ -39,7 +40,7 @@ def add_load_timeout(parser: argparse.ArgumentParser) -> None:
 def operator_name(text: str) -> str:
     """Return ``text`` where it is ``NAMESPACE::NAME``."""
     if not _OPERATOR.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an operator's name such as aten::rand")
+        raise RefusedValue(repr(text), "give an operator's name such as aten::rand")
     return text
 
 
@@ -47,10 +48,8 @@ def load_timeout(text: str) -> float:
     """Seconds above 0, a day at most."""
     try:
         value = float(text)
-    except ValueError:
-        value = 0.0
+    except ValueError as error:
+        raise RefusedValue(repr(text), "give a number") from error
     if not 0 < value <= MAX_LOAD_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: give seconds above 0 and up to {MAX_LOAD_TIMEOUT_S:g}"
-        )
+        raise RefusedValue(text, f"give seconds above 0 and up to {MAX_LOAD_TIMEOUT_S:g}")
     return value

@@ -15,6 +15,8 @@ same signal; a later one ends at once.  SIGHUP changes nothing.
 With --processes N, N processes answer on the same ports; see its help.  SIGTERM to the first process
 drains them all, and one that ends by itself is replaced and counted (tessera_worker_restarts_total).
 
+Every flag can also be a key of the file of --config, or a variable TESSERA_<FLAG>: docs/settings.md.
+
 Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests
 unanswered; 2 a flag, a package or a port has to be changed.
 """
@@ -26,11 +28,14 @@ import os
 from collections.abc import Mapping
 from typing import get_args
 
-from tessera.serving.commands.flags import fields_of
+from tessera.errors import FieldError
+from tessera.serving.commands.flag_sources import FlagSources
+from tessera.serving.commands.flags import RefusedValue, fields_of
 from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 from tessera.serving.server.config import ModelControl, ModelLimits, ModelSource, ServerConfig
 
 _EXAMPLE = ServerConfig(models=(ModelSource(path="MODEL.pt"),))
+_GPUS_REMEDY = "give CUDA's numbers of GPUs, each once, as in 0,1"
 _PORTS = {
     "port": "gRPC port; 0: any free one, see the ready line",
     "http_port": "HTTP port; 0: any free one",
@@ -142,20 +147,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_EXAMPLE.log_format,
         help="json: one object per line (default: %(default)s)",
     )
+    parser.set_defaults(flag_sources=FlagSources(parser))
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve; see the module's docstring."""
-    config = ServerConfig(
-        **{
-            **fields_of(ServerConfig, args),
-            "models": tuple(args.models),
-            "model_repositories": tuple(args.model_repositories),
-            "limits": ModelLimits(**fields_of(ModelLimits, args)),
-            "public_keys": tuple(args.public_keys),
-            "allow_ops": tuple(args.allow_ops),
-        }
-    )
+    sources: FlagSources = args.flag_sources
+    sources.complete(args, os.environ)
+    try:
+        config = ServerConfig(
+            **{
+                **fields_of(ServerConfig, args),
+                "models": tuple(args.models),
+                "model_repositories": tuple(args.model_repositories),
+                "limits": ModelLimits(**fields_of(ModelLimits, args)),
+                "public_keys": tuple(args.public_keys),
+                "allow_ops": tuple(args.allow_ops),
+            }
+        )
+    except FieldError as error:
+        raise sources.named(error) from error
     # gRPC's own threads write to stderr at once, and would wait for it; read when gRPC is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # torch comes with it, and --help must answer at once.
@@ -224,10 +235,10 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     """``N,N,...``: CUDA's numbers of GPUs, each once."""
     numbers = text.split(",")
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPUs' numbers such as 0,1")
+        raise RefusedValue(repr(text), _GPUS_REMEDY)
     gpus = tuple(map(int, numbers))
     if len(set(gpus)) < len(gpus):
-        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")
+        raise RefusedValue(repr(text), _GPUS_REMEDY)
     return gpus
 
 
@@ -240,7 +251,7 @@ def parse_model(text: str) -> ModelSource:
     if not equals or "/" in name:
         return ModelSource(path=text)
     if not name or not path:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither MODEL.pt nor NAME=MODEL.pt")
+        raise RefusedValue(repr(text), "give MODEL.pt or NAME=MODEL.pt")
     return ModelSource(path=path, name=name)
 
 

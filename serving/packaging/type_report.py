@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
-import matplotlib as mpl
-from matplotlib.figure import Figure
 
 import tessera
 from tessera.errors import UserError
@@ -253,6 +251,10 @@ def write_report(report: TypeReport, path: Path) -> None:
 
 def _plot(choices: Sequence[Choice]) -> str:
     """Bytes against the worst table's error, as an ``<svg>`` element."""
+    # Slow to import, and a package is rarely made with a report.
+    import matplotlib as mpl  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)

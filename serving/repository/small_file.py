@@ -22,9 +22,10 @@ def read_small_file(path: Path, max_bytes: int) -> bytes | None:
         return None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # fdopen refuses a folder in other words
+        os.close(descriptor)
+        raise UserError(f"{path}: is not a regular file; put one in its place or remove it")
     with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UserError(f"{path}: is not a regular file; put one in its place or remove it")
         try:
             content = stream.read(max_bytes + 1)
         except OSError as error:

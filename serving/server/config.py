@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from tessera.cpus import usable_cpus
-from tessera.errors import UserError
+from tessera.errors import FieldError, UserError
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S
 
 DEFAULT_GRPC_PORT = 50051
@@ -25,7 +25,13 @@ def default_workers() -> int:
 
 
 def _refuse(name: str, value: object, remedy: str) -> NoReturn:
-    raise UserError(f"{name} is {value}; {remedy}")
+    raise FieldError(name, f"{value:g}" if isinstance(value, float) else value, remedy)
+
+
+def _at_most(most: int, **values: int) -> None:
+    for name, value in values.items():
+        if value > most:
+            _refuse(name, value, f"give a number of at most {most}")
 
 
 def _at_least(minimum: int, **values: int) -> None:
@@ -49,6 +55,7 @@ _LONGEST_POLL_S = 86_400
 _LONGEST_FOLLOW_POLL_MS = 3_600_000
 
 _OLDEST_CONNECTION_S = 1_000_000
+_MOST_HTTP_CONNECTIONS = 65_536
 
 ModelControl = Literal["none", "poll", "explicit"]
 
@@ -105,13 +112,12 @@ class ModelLimits:
         )
         _at_least(0, max_delay_us=self.max_delay_us, worker_niceness=self.worker_niceness)
         for name, most in _MOST.items():
-            if getattr(self, name) > most:
-                _refuse(name, getattr(self, name), f"give {most} at most")
+            _at_most(most, **{name: getattr(self, name)})
         if self.max_queue_samples < self.max_request_samples:
             _refuse(
                 "max_queue_samples",
                 self.max_queue_samples,
-                f"a request of max_request_samples={self.max_request_samples} could never wait "
+                f"a request of --max-request-samples {self.max_request_samples} could never wait "
                 "in it: raise the one or lower the other",
             )
 
@@ -204,39 +210,31 @@ class ServerConfig:
             UserError: naming the field, the value and the remedy.
         """
         if not self.models and not self.model_repositories:
-            _refuse(
-                "models", "empty", "give at least one --model MODEL.pt or --model-repository DIR"
+            raise UserError(
+                "--model is missing; give at least one MODEL.pt, or --model-repository DIR"
             )
         self._check_repositories()
         for name, port in (("port", self.port), ("http_port", self.http_port)):
-            if not 0 <= port <= 65_535:
-                _refuse(name, port, "give a number from 0 to 65535")
+            _at_least(0, **{name: port})
+            _at_most(65_535, **{name: port})
         if self.port == self.http_port != 0:
             _refuse("http_port", self.http_port, "the gRPC port is the same: choose another")
         if self.require_signature and not self.public_keys:
             raise UserError(
-                "--require-signature is set without --public-key; give --public-key FILE with the "
-                "key that the packages are signed with"
+                "--require-signature needs to know whom to trust; give --public-key FILE"
             )
         if self.public_keys and not self.require_signature:
-            raise UserError(
-                "--public-key is given without --require-signature; give both or neither"
+            _refuse(
+                "public_keys",
+                self.public_keys[0],
+                "nothing is checked against it; add --require-signature",
             )
         _at_least(1024, max_message_bytes=self.max_message_bytes)
-        if self.max_message_bytes > _LARGEST_MESSAGE:
-            _refuse(
-                "max_message_bytes",
-                self.max_message_bytes,
-                f"gRPC takes messages of {_LARGEST_MESSAGE} bytes at most",
-            )
+        _at_most(_LARGEST_MESSAGE, max_message_bytes=self.max_message_bytes)
         _at_least(1, max_http_connections=self.max_http_connections)
+        _at_most(_MOST_HTTP_CONNECTIONS, max_http_connections=self.max_http_connections)
         _at_least(0, max_connection_age_s=self.max_connection_age_s)
-        if self.max_connection_age_s > _OLDEST_CONNECTION_S:
-            _refuse(
-                "max_connection_age_s",
-                self.max_connection_age_s,
-                f"give at most {_OLDEST_CONNECTION_S}",
-            )
+        _at_most(_OLDEST_CONNECTION_S, max_connection_age_s=self.max_connection_age_s)
         self._check_processes()
         self._check_drain()
 
@@ -249,29 +247,32 @@ class ServerConfig:
         return replace(self.limits, **batching)
 
     def _check_repositories(self) -> None:
+        if not 0 < self.poll_s <= _LONGEST_POLL_S:
+            _refuse("poll_s", self.poll_s, f"give seconds above 0 and up to {_LONGEST_POLL_S}")
+        _at_least(0, max_model_bytes=self.max_model_bytes, rollback_bytes=self.rollback_bytes)
+        _at_least(1, follow_poll_ms=self.follow_poll_ms)
+        _at_most(_LONGEST_FOLLOW_POLL_MS, follow_poll_ms=self.follow_poll_ms)
         if not self.model_repositories:
             if self.model_control != "none":
-                _refuse("model_control", self.model_control, "give a --model-repository DIR, too")
+                _refuse(
+                    "model_control",
+                    self.model_control,
+                    "there is nothing to control; add --model-repository DIR",
+                )
             if self.follow:
                 raise UserError(
                     "--follow needs versions with logs of commits; add --model-repository DIR"
                 )
             return
         if len(set(self.model_repositories)) < len(self.model_repositories):
-            _refuse("model_repositories", self.model_repositories, "give each folder once")
+            _refuse(
+                "model_repositories", repr(self.model_repositories[-1]), "give each folder once"
+            )
         if self.processes > 1:
             _refuse(
                 "processes",
                 self.processes,
                 "a repository's versions change in one process: leave --processes out, or --model-repository",
-            )
-        if not 0 < self.poll_s <= _LONGEST_POLL_S:
-            _refuse("poll_s", self.poll_s, f"give seconds above 0 and up to {_LONGEST_POLL_S}")
-        _at_least(0, max_model_bytes=self.max_model_bytes, rollback_bytes=self.rollback_bytes)
-        _at_least(1, follow_poll_ms=self.follow_poll_ms)
-        if self.follow_poll_ms > _LONGEST_FOLLOW_POLL_MS:
-            _refuse(
-                "follow_poll_ms", self.follow_poll_ms, f"give {_LONGEST_FOLLOW_POLL_MS} at most"
             )
 
     def _check_processes(self) -> None:
@@ -279,17 +280,16 @@ class ServerConfig:
             _refuse(
                 "max_inflight_bytes",
                 self.max_inflight_bytes,
-                f"a message of max_message_bytes={self.max_message_bytes} could never come in: "
+                f"a message of --max-message-bytes {self.max_message_bytes} could never come in: "
                 "raise the one or lower the other",
             )
         _at_least(1, processes=self.processes)
-        if self.processes > _MOST_PROCESSES:
-            _refuse("processes", self.processes, f"give {_MOST_PROCESSES} at most")
+        _at_most(_MOST_PROCESSES, processes=self.processes)
         if self.max_inflight_bytes // self.processes < self.max_message_bytes:
             _refuse(
                 "max_inflight_bytes",
                 self.max_inflight_bytes,
-                f"a message of max_message_bytes={self.max_message_bytes} could never come into one "
+                f"a message of --max-message-bytes {self.max_message_bytes} could never come into one "
                 f"of {self.processes} processes: raise the one or lower the other",
             )
 
@@ -305,15 +305,12 @@ class ServerConfig:
 
     def _check_drain(self) -> None:
         _at_least(0, drain_propagation_ms=self.drain_propagation_ms)
-        if not 0 < self.drain_limit_s < _LONGEST_DRAIN_S:
+        # Written so that a NaN is refused.
+        below = self.drain_limit_s < _LONGEST_DRAIN_S
+        if not (below and self.drain_limit_s * 1_000 > self.drain_propagation_ms):
             _refuse(
                 "drain_limit_s",
                 self.drain_limit_s,
-                f"give a number of seconds above 0 and below {_LONGEST_DRAIN_S}",
-            )
-        if self.drain_limit_s * 1_000 <= self.drain_propagation_ms:
-            _refuse(
-                "drain_limit_s",
-                self.drain_limit_s,
-                f"it must be longer than drain_propagation_ms={self.drain_propagation_ms}",
+                f"it must be longer than --drain-propagation-ms {self.drain_propagation_ms} and below "
+                f"{_LONGEST_DRAIN_S}",
             )

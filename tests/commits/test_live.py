@@ -18,7 +18,9 @@ from tessera.serving.commits.file import read_commit
 from tessera.serving.commits.replay import replay
 from tessera.serving.commits.state import VersionState
 from tessera.serving.package.commit import COMMIT_PACKAGE_RECORD
+from tessera.serving.packaging.commits import live
 from tessera.serving.packaging.commits.live import live_options
+from tessera.serving.packaging.servable import make_servable
 from tessera.training.config import load_config
 from tessera.training.trainer.checkpoint import load_checkpoint
 from tessera.training.trainer.files import latest_checkpoint
@@ -56,9 +58,9 @@ def repository(trained, tmp_path):
     return make
 
 
-def commits(repository):
+def commits(repository, version=1):
     """Every commit of the log, which has no gap."""
-    log = repository / "ads/1/log"
+    log = repository / f"ads/{version}/log"
     names, applied, reads = [path.name for path in log.iterdir()], [], []
     while (step := next_step(names, read_fence(log), applied)).kind is StepKind.TAKE:
         reads.append(read_commit(log / f"{step.number:08d}.commit"))
@@ -67,10 +69,11 @@ def commits(repository):
     return reads
 
 
-def check(repository, run, capsys):
+def check(repository, run, capsys, version=1):
     """The log follows its chain, and its state is that of the package of the last checkpoint."""
-    state = VersionState(repository / "ads/1/model.pt", "ads", 1)
-    assert replay(state, repository / "ads/1/log") is None
+    folder = repository / f"ads/{version}"
+    state = VersionState(folder / "model.pt", "ads", version)
+    assert replay(state, folder / "log") is None
     capsys.readouterr()
     last = latest_checkpoint(run / "checkpoints")
     assert main(["publish", str(last), "--repository", str(repository), "--model", "ads",
@@ -79,8 +82,16 @@ def check(repository, run, capsys):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int8b"])
-def test_commits_are_the_differences_of_checkpoints(trained, repository, tmp_path, capsys, dtype):
-    models = repository(dtype)
+def test_commits_are_the_differences_of_checkpoints(
+    trained, repository, tmp_path, capsys, monkeypatch, *, dtype
+):
+    models, traced = repository(dtype), []
+
+    def counted(*arguments, **options):
+        traced.append(1)
+        return make_servable(*arguments, **options)
+
+    monkeypatch.setattr(live, "make_servable", counted)
     out = tmp_path / "run"
     command = ["train", "--config", str(trained / "tiny.yaml"), "--out", str(out), "--quiet",
                "train.seed=7", "train.checkpoint_every_steps=10"]  # fmt: skip
@@ -90,6 +101,8 @@ def test_commits_are_the_differences_of_checkpoints(trained, repository, tmp_pat
     found = commits(models)
     described = [read for read in found if COMMIT_PACKAGE_RECORD in read.contents]
     assert len(described) > 3
+    # The first commit finds out where weights lie: once as they are, and once for each digit of their numbers.
+    assert len(traced) <= 4 < len(found) - len(described)
     # A package of the checkpoint shows nothing that the tracker has missed.
     assert [len(read.commit.patches) for read in described] == [0] * len(described)
     steps = [read.commit.step for read in found if read not in described]
@@ -110,6 +123,44 @@ def test_commits_are_the_differences_of_checkpoints(trained, repository, tmp_pat
     ours, theirs = (load_checkpoint(latest_checkpoint(r / "checkpoints")) for r in (out, alone))
     assert all(torch.equal(value, theirs.model[name]) for name, value in ours.model.items())
     assert torch.equal(ours.rng, theirs.rng)
+
+
+def test_a_continued_run_publishes_to_the_same_log(trained, repository, tmp_path, capsys):
+    models, out = repository(), tmp_path / "run"
+    data = write_criteo(tmp_path / "next.tsv", 100, seed=1)
+    assert main(["train", "--continue", str(trained / "first"), f"data.path={data}", "--out", str(out),
+                 "--quiet", "--publish", str(models / "ads"), "--publish-every", "3steps"]) == 0  # fmt: skip
+    steps = [read.commit.step for read in commits(models)]
+    assert steps[0] == 18  # behind the first run's 15
+    check(models, out, capsys)
+
+
+def test_a_trainer_goes_on_with_the_compacted_version(trained, repository, tmp_path, capsys):
+    models, out = repository(), tmp_path / "run"
+    options = live_options(models / "ads", None, every_s=None, every_steps=3)
+    writer = options.open()
+    commit = writer.commit
+
+    def commit_and_compact(dense, *, step, newest_example_s):
+        commit(dense, step=step, newest_example_s=newest_example_s)
+        if step == 12:  # behind the checkpoints of steps 7 and 9
+            assert main(["compact", "--repository", str(models), "--model", "ads"]) == 0
+        if step == 15:  # its tables have other types
+            shutil.copytree(trained / "int8b/ads/1", models / "ads/3")
+
+    writer.commit = commit_and_compact
+    config = load_config(trained / "tiny.yaml", ["train.seed=5"])
+    train(config, out, progress=False, publish=type(options)(open=lambda: writer, every_steps=3))
+    told = capsys.readouterr().err
+    assert "goes on with the log of ads 2" in told
+    assert told.count("version 3 is passed over (a table's type is not that of version 2") == 1
+    shutil.rmtree(models / "ads/3")
+    assert commits(models)[-1].commit.step == 12
+    later = commits(models, version=2)
+    assert [read.commit.number for read in later] == list(range(1, len(later) + 1))
+    assert later[0].commit.step == 14  # the next checkpoint
+    assert sum(patch.count for patch in later[0].commit.patches if patch.table) > 0
+    check(models, out, capsys, version=2)
 
 
 def test_scales_in_the_graph_cannot_be_published(trained, tmp_path, capsys):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tessera.cli import main
 from tessera.serving.client import PredictError, RepositoryClient
 from tessera.serving.client.prediction import decode_response
 from tessera.serving.commits.chain import LOG_FOLDER, commit_name
@@ -103,7 +104,9 @@ def test_going_back_and_on(kind, kept, version, message, tmp_path):
         version.put(number, history.commits[number])
     with follow(kind, version, "--rollback-bytes", kept) as server:
         with RepositoryClient(server.address, timeout_s=TIMEOUT_S) as repository:
-            repository.rollback("m", to="3.2")
+            command = ["rollback", "--model", "m", "--address", server.address, "--to"]
+            assert main([*command, "3.2"]) == 0
+            assert main([*command, "3.3"]) == 2
             answer = server.predict(asked)
             assert answer.model_commit == 2
             assert bits(answer) == history.expected(2, message)

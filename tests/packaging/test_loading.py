@@ -90,7 +90,7 @@ def test_a_library_that_is_not_installed_is_named_with_what_to_install(
 ) -> None:
     needed = Records(each_package).manifest().operator_libraries[0]
     remedy = {
-        "fbgemm_gpu_tbe_inference": r"pip install 'tessera\[cpu\]'",
+        "fbgemm_gpu_tbe_inference": r"pip install 'tessera-rec\[cpu\]'",
         "tessera_ops": "make build",
     }
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

@@ -304,11 +304,11 @@ def is_alive(pid):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--processes", "0"], "processes is 0; give a whole number of at least 1"),
-        (["--processes", "257"], "processes is 257; give 256 at most"),
+        (["--processes", "0"], "--processes is 0; give a whole number of at least 1"),
+        (["--processes", "257"], "--processes is 257; give a number of at most 256"),
         (
             ["--processes", "32"],
-            "max_message_bytes=67108864 could never come into one of 32 processes",
+            "--max-message-bytes 67108864 could never come into one of 32 processes",
         ),
     ],
 )

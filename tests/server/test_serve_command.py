@@ -70,30 +70,42 @@ def test_two_models_of_one_name(capsys, package):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--workers", "0"], "workers is 0; give a whole number of at least 1"),
-        (["--max-queue-samples", "5"], "max_queue_samples is 5; a request of max_request_samples"),
+        (["--workers", "0"], "--workers is 0; give a whole number of at least 1"),
+        (
+            ["--max-queue-samples", "5"],
+            "--max-queue-samples is 5; a request of --max-request-samples",
+        ),
         (
             ["--max-inflight-bytes", "5000000"],
-            "max_inflight_bytes is 5000000; a message of max_message_bytes=67108864 could never come",
+            "--max-inflight-bytes is 5000000; a message of --max-message-bytes 67108864 could never come",
         ),
-        (["--port", "70000"], "port is 70000; give a number from 0 to 65535"),
-        (["--port", "7000", "--http-port", "7000"], "http_port is 7000; the gRPC port is the same"),
-        (["--drain-limit-s", "0.5"], "drain_limit_s is 0.5; it must be longer than"),
-        (["--drain-limit-s", "nan"], "drain_limit_s is nan; give a number of seconds above 0"),
-        (["--drain-limit-s", "inf"], "drain_limit_s is inf; give a number of seconds above 0"),
+        (["--port", "70000"], "--port is 70000; give a number of at most 65535"),
+        (
+            ["--port", "7000", "--http-port", "7000"],
+            "--http-port is 7000; the gRPC port is the same",
+        ),
+        (["--drain-limit-s", "0.5"], "--drain-limit-s is 0.5; it must be longer than"),
+        (["--drain-limit-s", "nan"], "--drain-limit-s is nan; it must be longer"),
+        (["--drain-limit-s", "inf"], "--drain-limit-s is inf; it must be longer"),
         (
             ["--max-message-bytes", "3000000000", "--max-inflight-bytes", "4000000000"],
-            "max_message_bytes is 3000000000; gRPC takes messages of 2147483647 bytes at most",
+            "--max-message-bytes is 3000000000; give a number of at most 2147483647",
         ),
         (
             ["--max-http-connections", "0"],
-            "max_http_connections is 0; give a whole number of at le",
+            "--max-http-connections is 0; give a whole number of at le",
         ),
-        (["--max-delay-us", "-1"], "max_delay_us is -1"),
-        (["--max-delay-us", "60000001"], "max_delay_us is 60000001; give 60000000 at most"),
-        (["--workers", "4097"], "workers is 4097; give 4096 at most"),
-        (["--threads-per-worker", "4097"], "threads_per_worker is 4097; give 4096 at most"),
-        (["--worker-niceness", "20"], "worker_niceness is 20; give 19 at most"),
+        (["--max-delay-us", "-1"], "--max-delay-us is -1"),
+        (
+            ["--max-delay-us", "60000001"],
+            "--max-delay-us is 60000001; give a number of at most 60000000",
+        ),
+        (["--workers", "4097"], "--workers is 4097; give a number of at most 4096"),
+        (
+            ["--threads-per-worker", "4097"],
+            "--threads-per-worker is 4097; give a number of at most 4096",
+        ),
+        (["--worker-niceness", "20"], "--worker-niceness is 20; give a number of at most 19"),
     ],
 )
 def test_values_that_cannot_work(capsys, package, arguments, text):
@@ -101,32 +113,39 @@ def test_values_that_cannot_work(capsys, package, arguments, text):
 
 
 def test_no_models():
-    with pytest.raises(UserError, match="give at least one --model"):
+    with pytest.raises(UserError, match=r"give at least one MODEL\.pt"):
         ServerConfig(models=())
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "give at least one --model MODEL.pt or --model-repository DIR"),
+        ([], "--model is missing; give at least one MODEL.pt, or --model-repository DIR"),
         (
             ["--model-repository", "d", "--processes", "2"],
-            "processes is 2; a repository's versions",
+            "--processes is 2; a repository's versions",
         ),
-        (["--model-repository", "d", "--poll-s", "0"], "poll_s is 0.0; give seconds above 0"),
+        (["--model-repository", "d", "--poll-s", "0"], "--poll-s is 0; give seconds above 0"),
         (["--model-repository", "d", "--model-repository", "d"], "give each folder once"),
-        (["--model-repository", "d", "--max-model-bytes", "-1"], "max_model_bytes is -1; give a"),
-        (["--model", "m", "--model-control", "poll"], "model_control is poll; give a --model-repo"),
+        (["--model-repository", "d", "--max-model-bytes", "-1"], "--max-model-bytes is -1; give a"),
+        (
+            ["--model", "m", "--model-control", "poll"],
+            "--model-control is poll; there is nothing to control; add --model-repo",
+        ),
     ],
 )
 def test_repositories_that_cannot_be_served(capsys, arguments, text):
     assert text in refused(capsys, *arguments)
 
 
-@pytest.mark.parametrize("arguments", [["--model", "=x"], ["--model", "a="], ["--nonsense"]])
-def test_wrong_flags_end_with_2(arguments):
+@pytest.mark.parametrize("model", ["=x", "a="])
+def test_a_model_without_name_or_path(capsys, model):
+    assert f"--model is '{model}'; give MODEL.pt" in refused(capsys, "--model", model)
+
+
+def test_an_unknown_flag_ends_with_2():
     with pytest.raises(SystemExit) as caught:
-        run_command("serve", arguments)
+        run_command("serve", ["--nonsense"])
     assert caught.value.code == 2
 
 

@@ -301,7 +301,9 @@ def test_a_missing_package_names_its_extra_before_the_data_is_read(
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda module: None)
     config = load_config(tiny_yaml, [f"run.trackers=[{name}]", "data.path=/no/such/file"])
-    with pytest.raises(UserError, match=rf"{name} needs {name}; pip install 'tessera\[{name}\]'"):
+    with pytest.raises(
+        UserError, match=rf"{name} needs {name}; pip install 'tessera-rec\[{name}\]'"
+    ):
         train(config, tmp_path / "run", progress=False)
 
 

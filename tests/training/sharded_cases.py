@@ -127,13 +127,16 @@ def plain_collection(case, device=None):
     )
 
 
+def placed(kind, arguments):
+    """A table's place by hand: fused with its optimizer, where that can be and nothing else is said."""
+    default = "dense" if kind == "data_parallel" else "fused"
+    return getattr(sharding_plan, kind)(**{"compute_kernel": default, **arguments})
+
+
 def plan_of(case, module, sharder, device):
     return sharding_plan.construct_module_sharding_plan(
         module,
-        {
-            name: getattr(sharding_plan, kind)(**arguments)
-            for name, (kind, arguments) in case.plan.items()
-        },
+        {name: placed(kind, arguments) for name, (kind, arguments) in case.plan.items()},
         sharder,
         local_size=case.local_size,
         device_type=device.type,

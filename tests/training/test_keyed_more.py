@@ -214,8 +214,18 @@ def test_clipping_by_value_and_not_at_all():
     bare.step(closure)
     torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[4.25]]))
     assert bare.last_total_grad_norm is None
-    with pytest.raises(ValueError, match="max_gradient is 0"):
-        GradientClippingOptimizer(sgd(model), GradientClipping.NORM, max_gradient=0)
+    tracking = GradientClippingOptimizer(sgd(model), track_grad_norm=True)
+    tracking.step(closure)
+    assert float(tracking.last_total_grad_norm) == pytest.approx(4.0)
+    model.weight.grad = torch.full((1, 1), 8.0)
+    assert float(bare.clip_grad_norm_()) == pytest.approx(8.0)  # to 0.1, the default bound
+    torch.testing.assert_close(model.weight.grad, torch.full((1, 1), 0.1))
+    nothing = GradientClippingOptimizer(sgd(model), GradientClipping.NORM, max_gradient=0)
+    before = model.weight.detach().clone()
+    nothing.step(closure)
+    assert torch.equal(model.weight.detach(), before)
+    with pytest.raises(ValueError, match="max_gradient is -1"):
+        GradientClippingOptimizer(sgd(model), GradientClipping.NORM, max_gradient=-1)
     with pytest.raises(ValueError, match="norm_type is -1"):
         GradientClippingOptimizer(sgd(model), norm_type=-1)
     with pytest.raises(ValueError, match="set it to True"):

@@ -29,6 +29,7 @@ from tessera.training.distributed.model_parallel import (
     get_unwrapped_module,
 )
 from tests.training.ranks import rank_device, run_on_ranks, whole_on_each_rank
+from tests.training.sharded_cases import placed
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
 
@@ -102,10 +103,7 @@ def train(name, optimizer):
     if PLANS[name] is not None:
         tables = sharding_plan.construct_module_sharding_plan(
             plain.get_submodule(PATH),
-            {
-                f"t_{key}": getattr(sharding_plan, kind)(**arguments)
-                for key, (kind, arguments) in PLANS[name].items()
-            },
+            {f"t_{key}": placed(kind, arguments) for key, (kind, arguments) in PLANS[name].items()},
             sharder,
             device_type=device.type,
         )

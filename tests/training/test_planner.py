@@ -428,7 +428,7 @@ def test_constraints_that_do_not_fit_the_model(constraints, message):
         (lambda: Topology(2, "cuda", hbm_mem_bw=-1), "hbm_mem_bw is -1"),
         (lambda: ParameterConstraints(sharding_types=["diagonal"]), "'diagonal'"),
         (lambda: ParameterConstraints(pooling_factors=[-1.0]), "pooling_factors has -1"),
-        (lambda: FixedPercentageStorageReservation(1.0), "percentage is 1.0"),
+        (lambda: FixedPercentageStorageReservation(1.1), "percentage is 1.1"),
     ],
 )
 def test_numbers_that_make_no_sense(make, message):

@@ -40,6 +40,7 @@ from tests.training.sharded_cases import (
     check_close,
     check_shards,
     column_blocks,
+    placed,
     plan_of,
 )
 
@@ -455,7 +456,7 @@ def plan_alone(plan, sharder):
     """A plan for one process without a group."""
     return sharding_plan.construct_module_sharding_plan(
         plain(Case(TABLES, plan, (1,))),
-        {name: getattr(sharding_plan, kind)(**how) for name, (kind, how) in plan.items()},
+        {name: placed(kind, how) for name, (kind, how) in plan.items()},
         sharder,
         local_size=1,
         world_size=1,

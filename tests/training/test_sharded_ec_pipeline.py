@@ -22,6 +22,7 @@ from tessera.training.optim.keyed import KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
 from tessera.training.streamable import Pipelineable
 from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.sharded_cases import placed
 
 ROWS, DIM, STEPS = 20, 8, 5
 NAMES = ("clicks", "views", "buys")
@@ -66,8 +67,8 @@ def model_of(kind, dedup):
     model = Model()
     sharder = EmbeddingCollectionSharder({"learning_rate": 0.1}, use_index_dedup=dedup)
     how = {"host_index": 0} if kind == "table_row_wise" else {}
-    ways = {f"t_{name}": getattr(sharding_plan, kind)(**how) for name in NAMES}
-    ways["t_views"] = sharding_plan.table_wise(rank=dist.get_world_size() - 1)
+    ways = {f"t_{name}": placed(kind, how) for name in NAMES}
+    ways["t_views"] = placed("table_wise", {"rank": dist.get_world_size() - 1})
     plan = sharding_plan.construct_module_sharding_plan(
         model.history, ways, sharder, device_type=rank_device().type
     )

@@ -13,6 +13,7 @@ from tessera.training.distributed.embeddingbag import (
 from tessera.training.distributed.model_parallel import DistributedModelParallel
 from tessera.training.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan
 from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.sharded_cases import placed
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
 
@@ -41,7 +42,7 @@ def train(kind, kwargs, mode, form):
     rank, device = dist.get_rank(), rank_device()
     module = plain(mode, last=form == "last")
     sharder = EmbeddingBagSharder({"optimizer": "exact_sgd", "learning_rate": LR})
-    placement = {"weight": getattr(sharding_plan, kind)(**kwargs)}
+    placement = {"weight": placed(kind, kwargs)}
     plan = sharding_plan.construct_module_sharding_plan(
         module, placement, sharder, device_type=device.type
     )
@@ -118,7 +119,7 @@ def test_placements_of_tables_without_memory_are_without_device():
     module = nn.EmbeddingBag(4, 4, device="meta")
     plan = sharding_plan.construct_module_sharding_plan(
         module,
-        {"weight": sharding_plan.row_wise()},
+        {"weight": sharding_plan.row_wise(compute_kernel="fused")},
         EmbeddingBagSharder(),
         local_size=2,
         world_size=2,

@@ -105,11 +105,9 @@ def test_known_bounds_are_taken_and_can_be_forgotten():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "lengths and offsets are both None"),
         ({"lengths": [1, 1]}, "add up to 2 but there are 3 values"),
         ({"lengths": [4, -1]}, r"negative length \(-1\)"),
         ({"lengths": [1, 1, 1]}, "3 bags, which do not divide evenly among 2 keys"),
-        ({"lengths": [3, 0], "weights": [1.0]}, "weights has 1 entries but values has 3"),
         ({"lengths": [1.0, 2.0]}, "lengths has dtype torch.float32; give int32 or int64"),
         ({"lengths": [[3, 0]]}, "one-dimensional"),
         ({"offsets": [0, 1, 2]}, "run from 0 to 2; they must run from 0 to .* 3"),
@@ -119,7 +117,6 @@ def test_known_bounds_are_taken_and_can_be_forgotten():
         ({"offsets": []}, "0 entries for 0 bags"),
         ({"lengths": [3, 0], "stride": 2}, "2 keys with stride 2 make 4"),
         ({"lengths": [3, 0], "length_per_key": [3]}, "length_per_key has 1 entries; 2 keys need 2"),
-        ({"lengths": [3, 0], "keys": ["a", "a"]}, "'a' more than once"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused(fields, message):
@@ -129,9 +126,34 @@ def test_fields_that_do_not_fit_are_refused(fields, message):
         else value
         for name, value in fields.items()
     }
-    keys = tensors.pop("keys", ["a", "b"])
     with pytest.raises(ValueError, match=message):
-        KeyedJaggedTensor(keys, torch.tensor([5, 6, 7]), **tensors)
+        KeyedJaggedTensor(["a", "b"], torch.tensor([5, 6, 7]), **tensors)
+
+
+def test_what_is_never_looked_up_may_be_incomplete_and_is_refused_when_it_is():
+    ids = torch.tensor([5, 6, 7])
+    bare = KeyedJaggedTensor(["a", "b"], ids)
+    assert (bare.lengths_or_none(), bare.offsets_or_none(), bare.stride()) == (None, None, 0)
+    with pytest.raises(ValueError, match="lengths and offsets are both None"):
+        bare.lengths()
+    with pytest.raises(ValueError, match="lengths and offsets are both None"):
+        bare.to_dict()
+    with pytest.raises(ValueError, match="lengths and offsets are both None"):
+        JaggedTensor(ids).offsets()
+    lengths = torch.tensor([3, 0])
+    few = KeyedJaggedTensor(["a", "b"], ids, weights=torch.ones(1), lengths=lengths)
+    uses = few.to_dict, lambda: few["a"], lambda: few.split([1, 1]), lambda: few.permute([1])
+    one = JaggedTensor(ids, weights=torch.ones(1), lengths=lengths)
+    for use in (*uses, few.dist_tensors, one.to_dense_weights, one.to_padded_dense_weights):
+        with pytest.raises(ValueError, match="weights has 1 entries but values has 3"):
+            use()
+
+
+def test_of_a_key_that_is_there_twice_lookups_take_the_last():
+    kjt = KeyedJaggedTensor(["a", "a"], torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 2]))
+    assert kjt["a"].values().tolist() == [6, 7]
+    assert kjt.to_dict()["a"].values().tolist() == [6, 7]
+    assert [part.values().tolist() for part in kjt.split([1, 1])] == [[5], [6, 7]]
 
 
 def test_questions_that_have_no_answer_are_refused():

@@ -183,7 +183,7 @@ def reversed_rows(*cases):
         name="reversed_row_wise",
         short_name="WR",
         cut=lambda table: blocks_of(table)[::-1],
-        by_hand=lambda: by_hand.placed_by(strategy, None, shards),
+        by_hand=lambda compute_kernel: by_hand.placed_by(strategy, compute_kernel, shards),
         teams=lambda world: [range(world.size)[::-1]],
     )
     with offered(register(strategy)):

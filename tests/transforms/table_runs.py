@@ -25,7 +25,14 @@ run: {{tensorboard: false, report: false}}
 
 def write_run(folder, *, age="{kind: dense, transform: [{quantile: {buckets: 8, to: id}}]}"):
     """A table of 500 rows in ``folder``, and the config of a run over it; returns the config's path."""
-    chance = random.Random(0)
+    config = folder / "run.yaml"
+    config.write_text(RUN.format(path=write_table(folder / "clicks.csv"), age=age))
+    return config
+
+
+def write_table(path, seed=0):
+    """A table of 500 rows at ``path``, which is returned."""
+    chance = random.Random(seed)
     lines = ["price,age,country,device,item,clicked"]
     for _ in range(500):
         country, price = chance.randint(0, 15), chance.expovariate(0.01)
@@ -33,7 +40,5 @@ def write_run(folder, *, age="{kind: dense, transform: [{quantile: {buckets: 8, 
         shown = "" if chance.random() < 0.1 else f"{price:.2f}"
         age_, device, item = chance.randint(10, 90), chance.randint(1, 3), chance.randint(0, 99)
         lines.append(f"{shown},{age_},{country * 1000003 - 5},{device},{item},{label}")
-    table, config = folder / "clicks.csv", folder / "run.yaml"
-    table.write_text("\n".join(lines) + "\n")
-    config.write_text(RUN.format(path=table, age=age))
-    return config
+    path.write_text("\n".join(lines) + "\n")
+    return path

@@ -269,7 +269,7 @@ def test_a_folder_with_a_search_is_gone_on_with_or_left_alone(
 def test_without_optuna_the_extra_is_named(tiny_yaml, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert begin(tiny_yaml, tmp_path / "search") == 2
-    assert "pip install 'tessera[tune]'" in capsys.readouterr().err
+    assert "pip install 'tessera-rec[tune]'" in capsys.readouterr().err
 
 
 def test_threads_and_gpus_are_dealt_out(tiny_yaml, monkeypatch):

@@ -7,6 +7,11 @@ with status 130; --resume then goes on exactly where it stopped.
   tessera train --config demo data.path=clicks.tsv train.epochs=2 --out runs/first
   tessera train --resume --out runs/first
 
+--continue RUN begins a new run that goes on from another one with new data: with its weights, optimizer
+states, vocabularies and count of steps.  Its config is that run's own unless --config is given:
+
+  tessera train --continue runs/monday data.path=tuesday.parquet --out runs/tuesday
+
 Under torchrun the ranks share every batch and spread the tables (train.sharding).  A worker that
 fails is started again up to --max-restarts times, all ranks then go on from the last checkpoint:
 
@@ -31,6 +36,7 @@ from types import FrameType
 from tessera.engines import add_engine_flags, open_engine
 from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig, find_config, load_config
+from tessera.training.trainer.files import run_of
 from tessera.training.trainer.run_folder import RunFolder, default_run_folder
 
 EXIT_INTERRUPTED = 130
@@ -42,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML config, or the name of one that comes with Tessera (default with --resume:"
-        " the run's own)",
+        help="YAML config, or the name of one that comes with Tessera (default with --resume and"
+        " --continue: the run's own)",
     )
     parser.add_argument(
         "overrides",
@@ -63,6 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         action="store_true",
         help="go on with the unfinished run in --out (default: refuse to touch it)",
+    )
+    parser.add_argument(
+        "--continue",
+        metavar="RUN",
+        type=Path,
+        dest="continues",
+        help="begin with what this finished or stopped run has learned: a run folder, for its latest checkpoint, or"
+        " a checkpoint in one (default: with fresh weights)",
     )
     add_engine_flags(parser, "rows that transforms learn from")
     parser.add_argument(
@@ -110,20 +124,17 @@ def _train(args: argparse.Namespace) -> int:
         raise UserError("--out is missing; several ranks must be told the same run folder")
     speaks = os.environ.get("RANK", "0") == "0"
     if is_restart() and args.out is not None and RunFolder(args.out).is_run:
-        args.resume = True
+        args.resume, args.continues = True, None
+    if args.resume and args.continues is not None:
+        raise UserError(
+            "--continue begins a new run in --out, and --resume goes on with the one that is there; give one"
+        )
     if args.resume and args.out is None:
         raise UserError("--resume: say which run with --out DIR")
-    if args.config is not None:
-        path = find_config(args.config)
-    elif args.resume:
-        path = RunFolder(args.out).config
-        if not path.exists():
-            raise UserError(f"--resume: there is no run in {args.out}; begin one with --config")
-    else:
-        raise UserError("--config is missing; give a YAML file, e.g. --config demo")
+    path, name = _config_of(args)
     config = load_config(path, args.overrides)
     out = args.out or default_run_folder(
-        config.run.name or path.stem, datetime.now(tz=timezone.utc).astimezone()
+        config.run.name or name, datetime.now(tz=timezone.utc).astimezone()
     )
     engine = open_engine(args.engine, processes=args.processes, ray_address=args.ray_address)
     with stop_on_signals(STOPPING) as stop, when_parent_dies(lambda: _orphaned(stop)):
@@ -131,6 +142,7 @@ def _train(args: argparse.Namespace) -> int:
             config,
             out,
             resume=args.resume,
+            continues=args.continues,
             progress=not args.quiet,
             should_stop=stop.is_set,
             engine=engine,
@@ -147,6 +159,25 @@ def _train(args: argparse.Namespace) -> int:
     if folder.report.exists():
         print(f"report: {folder.report}")
     return 0
+
+
+def _config_of(args: argparse.Namespace) -> tuple[Path, str]:
+    """The config file that the flags mean, and what a run of it is called."""
+    if args.config is not None:
+        path = find_config(args.config)
+        return path, path.stem
+    if args.resume:
+        path = RunFolder(args.out).config
+        if not path.exists():
+            raise UserError(f"--resume: there is no run in {args.out}; begin one with --config")
+        return path, path.stem
+    if args.continues is not None:
+        folder = run_of(args.continues)
+        path = RunFolder(folder).config
+        if not path.exists():
+            raise UserError(f"--continue: there is no run in {folder}; give a run folder")
+        return path, folder.absolute().name
+    raise UserError("--config is missing; give a YAML file, e.g. --config demo")
 
 
 def _orphaned(stop: threading.Event) -> None:

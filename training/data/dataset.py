@@ -117,11 +117,11 @@ class GrowingView(ABC):
         """See `View.order`."""
 
     @abstractmethod
-    def first_records(self, ledger: Path) -> list[dict[str, Any]]:
+    def first_records(self, ledger: Path, *, required: bool = True) -> list[dict[str, Any]]:
         """What ``ledger`` holds, or where it does not exist yet, what is there to begin with.
 
         Raises:
-            UserError: there is nothing to begin with.
+            UserError: there is nothing to begin with, and something is ``required``.
         """
 
     @abstractmethod

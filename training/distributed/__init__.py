@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from tessera.training.distributed.plan.sharded_module import (
         ModuleSharder as ModuleSharder, ShardedModule as ShardedModule,
     )
+    from tessera.training.distributed.planner.constraints import (
+        ParameterConstraints as ParameterConstraints,
+    )
     from tessera.training.distributed.planner.generators import (
         construct_module_sharding_plan as construct_module_sharding_plan,
         get_default_sharders as get_default_sharders,
@@ -61,9 +64,6 @@ if TYPE_CHECKING:
     from tessera.training.distributed.planner.hardware import Topology as Topology
     from tessera.training.distributed.planner.planners import (
         EmbeddingShardingPlanner as EmbeddingShardingPlanner,
-    )
-    from tessera.training.distributed.planner.types import (
-        ParameterConstraints as ParameterConstraints,
     )
     from tessera.training.distributed.train_pipeline.pipelines import (
         TrainPipelineBase as TrainPipelineBase,

@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.sparse.wrapped_steps import wrapped_functions_take_sparse_types
 
 _tracing = False
 
@@ -29,7 +30,8 @@ class Tracer(fx.Tracer):
     Args:
         leaf_modules: names of classes whose modules are one step of the graph each.
 
-    Beyond torch's own tracer: an awaitable is waited for where it leaves the model, and the
+    Beyond torch's own tracer: a function marked with ``torch.fx.wrap`` is one step also where it is
+    given a sparse type that the model built; an awaitable is waited for where it leaves the model, and the
     argument types of a model with postponed annotations are types again, as
     ``torch.jit.script`` needs them.
     """
@@ -51,7 +53,8 @@ class Tracer(fx.Tracer):
         global _tracing  # noqa: PLW0603 - asked by `is_fx_tracing` from inside the traced code
         before, _tracing = _tracing, True
         try:
-            graph = super().trace(root, concrete_args)
+            with wrapped_functions_take_sparse_types():
+                graph = super().trace(root, concrete_args)
         finally:
             _tracing = before
         _resolve_types(graph, root.forward if isinstance(root, nn.Module) else root)

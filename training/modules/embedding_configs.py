@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, unique
 from typing import Any, NamedTuple
 
@@ -49,6 +49,17 @@ TRAINED_TYPES = {
 }
 
 
+_WHOLE_TABLES_LEAVE_UNSET = (
+    "num_embeddings_post_pruning",
+    "input_dim",
+    "total_num_buckets",
+    "use_virtual_table",
+    "virtual_table_eviction_policy",
+    "enable_embedding_update",
+    "stash_weights",
+)
+
+
 @dataclass
 class BaseEmbeddingConfig:
     """One table.
@@ -63,9 +74,19 @@ class BaseEmbeddingConfig:
         weight_init_min: lower bound; None: ``-sqrt(1 / rows)``.
         init_fn: fills a new table's weights ``[rows, dim]`` in place instead of the uniform
             values.
+        num_embeddings_post_pruning: rows that are left of a pruned table; None: none was taken away.
+        input_dim: of a table whose ids are mapped to rows by a managed collision module.
+        total_num_buckets: of a table that is cut into buckets of hashed ids.
+        use_virtual_table: rows are made when an id is first seen.
+        virtual_table_eviction_policy: which rows of a virtual table are given up.
+        enable_embedding_update: rows may be written while they are trained.
+        stash_weights: rows are kept beside the trained ones.
+
+    Tables here are whole and have a place for each row, so the last seven may be None or False only;
+    they are there for programs that hand them on.
 
     Raises:
-        ValueError: a size that is not positive.
+        ValueError: a size that is not positive, or one of the last seven is set.
     """
 
     num_embeddings: int
@@ -76,8 +97,25 @@ class BaseEmbeddingConfig:
     weight_init_max: float | None = None
     weight_init_min: float | None = None
     init_fn: Callable[[Tensor], Tensor | None] | None = None
+    _: KW_ONLY
+    num_embeddings_post_pruning: int | None = None
+    input_dim: int | None = None
+    total_num_buckets: int | None = None
+    use_virtual_table: bool = False
+    virtual_table_eviction_policy: Any = None
+    enable_embedding_update: bool = False
+    stash_weights: bool = False
 
     def __post_init__(self) -> None:
+        if self.num_embeddings_post_pruning == self.num_embeddings:
+            self.num_embeddings_post_pruning = None
+        for name in _WHOLE_TABLES_LEAVE_UNSET:
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                raise ValueError(
+                    f"table {self.name!r}: {name} is {value}; tables are whole here and "
+                    "have a place for each row, so leave it out"
+                )
         for name in ("num_embeddings", "embedding_dim"):
             size = getattr(self, name)
             if size <= 0:

@@ -7,8 +7,6 @@ swaps them for the fused and sharded forms, under the same parameter names.
 
 # Annotations are not postponed here: torch.fx hands them on to TorchScript, which needs types.
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -61,8 +59,6 @@ class EmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterface):
     Raises:
         ValueError: the tables do not make a collection.
     """
-
-    __jit_unused_properties__: ClassVar[list[str]] = ["device"]
 
     def __init__(
         self,
@@ -142,8 +138,6 @@ class EmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
     Raises:
         ValueError: the tables do not make a collection.
     """
-
-    __jit_unused_properties__: ClassVar[list[str]] = ["device"]
 
     def __init__(
         self,

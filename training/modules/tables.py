@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from tessera.training.modules.embedding_configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
 )
-from tessera.training.sparse.checks import check_id_dtype
+from tessera.training.sparse.checks import check_id_dtype, values_are_unknown
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
@@ -74,6 +75,26 @@ class DescribesPooled:
     configs: list[EmbeddingBagConfig]
     weighted: bool
 
+    # TorchRec's fields, which programs read; TorchScript compiles the methods instead.
+    __jit_unused_properties__: ClassVar[list[str]] = [
+        "device",
+        "_embedding_bag_configs",
+        "_is_weighted",
+        "_lengths_per_embedding",
+    ]
+
+    @property
+    def _embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return self.configs
+
+    @property
+    def _is_weighted(self) -> bool:
+        return self.weighted
+
+    @property
+    def _lengths_per_embedding(self) -> list[int]:
+        return [table.embedding_dim for table in self.configs for _ in table.feature_names]
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The settings of every table, in the collection's order."""
         return self.configs
@@ -96,6 +117,21 @@ class DescribesUnpooled(_TablesAlike):
 
     configs: list[EmbeddingConfig]
     _need_indices: bool
+
+    # As in `DescribesPooled`.
+    __jit_unused_properties__: ClassVar[list[str]] = [
+        "device",
+        "_embedding_configs",
+        "_embedding_dim",
+    ]
+
+    @property
+    def _embedding_configs(self) -> list[EmbeddingConfig]:
+        return self.configs
+
+    @property
+    def _embedding_dim(self) -> int:
+        return self.embedding_dim()
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The settings of every table, in the collection's order."""
@@ -206,7 +242,7 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
     """Refuse ids on the CPU that are not rows of the tables that serve them.
 
     Traced features and features on an accelerator pass: their values cannot be looked at, or
-    not without a wait.
+    not without a wait.  Of features that are exported or compiled, only the names are looked at.
 
     Raises:
         IndexError: an id is not a row of its table.
@@ -221,7 +257,7 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
     missing = [key for table in tables for key in table.feature_names if key not in places]
     if missing:
         raise KeyError(f"feature {missing[0]!r} is missing; the input has {features.keys()}")
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or values_are_unknown():
         return
     bounds = features.offset_per_key()
     for table in tables:

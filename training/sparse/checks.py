@@ -2,7 +2,11 @@
 
 Every check looks at real tensors only.  While a model is traced with ``torch.fx`` the fields of
 a jagged tensor are proxies, whose values do not exist yet: `is_traced` tells, and the callers
-then skip the check, so that nothing of the traced batch is frozen into the graph.
+then skip the check, so that nothing of the traced batch is frozen into the graph.  The same holds
+under ``torch.export`` and ``torch.compile``, whose tensors have sizes and no values.
+
+What a TorchRec program may build and never look up is let in and refused where it is used: fields
+without lengths and offsets, weights in another number than the values, a key twice.
 """
 
 from __future__ import annotations
@@ -19,6 +23,11 @@ def is_traced(*values: object) -> bool:
     return any(isinstance(value, Proxy) for value in values)
 
 
+def values_are_unknown(*tensors: object) -> bool:
+    """Whether there are no values to check: proxies, or tensors that a compiler looks at."""
+    return torch.compiler.is_compiling() or is_traced(*tensors)
+
+
 def _is_integer(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.int32, torch.int64)
 
@@ -33,32 +42,21 @@ def _check_index_vector(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} has dtype {tensor.dtype}; give int32 or int64")
 
 
-def check_jagged(
-    values: Tensor,
-    weights: Tensor | None,
-    lengths: Tensor | None,
-    offsets: Tensor | None,
-) -> None:
+def check_jagged(values: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> None:
     """Check that the fields of a jagged tensor fit together.
 
     Tensors on an accelerator are checked by shape and dtype only: looking at their values would
     wait for the device.
 
     Raises:
-        ValueError: lengths and offsets both missing, a wrong shape or dtype, a negative length,
-            or lengths/offsets that do not add up to the number of values.
+        ValueError: a wrong shape or dtype, a negative length, or lengths/offsets that do not add up
+            to the number of values.
     """
-    if lengths is None and offsets is None:
-        raise ValueError("lengths and offsets are both None; give one of them")
-    if is_traced(values, weights, lengths, offsets):
+    if values_are_unknown(values, lengths, offsets):
         return
     if values.dim() == 0:
         raise ValueError("values is a scalar; give a tensor with one entry per id")
     total = values.size(0)
-    if weights is not None and weights.size(0) != total:
-        raise ValueError(
-            f"weights has {weights.size(0)} entries but values has {total}; give one per value"
-        )
     if lengths is not None:
         _check_index_vector("lengths", lengths)
         if lengths.device.type == "cpu":
@@ -93,6 +91,27 @@ def _check_offsets(offsets: Tensor, total: int) -> None:
         raise ValueError("offsets decrease somewhere; they are a running sum and cannot")
 
 
+def check_weights(values: Tensor, weights: Tensor | None) -> None:
+    """Refuse to look up, cut or send weights that are not one per value.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    if weights is None or is_traced(values, weights):
+        return
+    if weights.size(0) != values.size(0):
+        raise ValueError(
+            f"weights has {weights.size(0)} entries but values has {values.size(0)}; give one per "
+            "value"
+        )
+
+
+def tell_compiler_of_weights(values: Tensor, weights: Tensor | None) -> None:
+    """Tell ``torch.export`` and ``torch.compile`` that a feature has as many weights as values."""
+    if weights is not None and torch.compiler.is_compiling():
+        torch._check(values.size(0) == weights.size(0))  # type: ignore[no-untyped-call] # noqa: SLF001 - documented, and untyped
+
+
 def check_id_dtype(ids: Tensor) -> None:
     """Refuse values that are not ids.
 
@@ -123,7 +142,6 @@ def as_lists(strides: Any) -> list[list[int]] | None:
 def check_keyed_jagged(  # noqa: PLR0917 - the constructor's fields, in its order
     keys: list[str],
     values: Tensor,
-    weights: Tensor | None,
     lengths: Tensor | None,
     offsets: Tensor | None,
     stride: int | None,
@@ -134,13 +152,9 @@ def check_keyed_jagged(  # noqa: PLR0917 - the constructor's fields, in its orde
     ``strides`` are the bags per key and rank, and the bags per key, if they were given.
 
     Raises:
-        ValueError: what `check_jagged` refuses, a key twice, or a number of bags that does not
-            fit the keys.
+        ValueError: what `check_jagged` refuses, or a number of bags that does not fit the keys.
     """
-    check_jagged(values, weights, lengths, offsets)
-    if len(set(keys)) != len(keys):
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        raise ValueError(f"keys holds {twice[0]!r} more than once; keys are unique")
+    check_jagged(values, lengths, offsets)
     per_rank, per_key = strides
     if per_rank is not None:
         per_key = [sum(own) for own in per_rank]
@@ -154,14 +168,15 @@ def _check_bags(
     stride: int | None,
     per_key: list[int] | None,
 ) -> None:
-    if is_traced(lengths, offsets):
+    if values_are_unknown(lengths, offsets):
         return
     name = "lengths" if lengths is not None else "offsets"
     if lengths is not None:
         bags = lengths.numel()
-    else:
-        assert offsets is not None
+    elif offsets is not None:
         bags = offsets.numel() - 1
+    else:
+        return
     if per_key is not None:
         if len(per_key) != len(keys) or sum(per_key) != bags:
             raise ValueError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tessera.training.sparse.checks import check_weights
 from tessera.training.sparse.keyed_bags import KeyedBags
 from tessera.training.sparse.layout import lengths_to_offsets
 
@@ -191,6 +192,7 @@ class Exchangeable(KeyedBags):
 
     def dist_tensors(self) -> list[Tensor]:
         """The tensors to send, on the device of the ids."""
+        check_weights(self.values(), self.weights_or_none())
         tensors = [self.lengths(), self.values()]
         if self.variable_stride_per_key():
             strides = torch.tensor(self.stride_per_key(), dtype=torch.int64)

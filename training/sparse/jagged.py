@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tessera.training.sparse.bags import Bags
-from tessera.training.sparse.checks import check_jagged
+from tessera.training.sparse.checks import check_jagged, check_weights, values_are_unknown
+from tessera.training.sparse.layout import running_sum
 from tessera.training.sparse.script_types import Device, DType, is_scripting
 
 
@@ -25,7 +26,8 @@ class JaggedTensor(Bags):
         validate: False where the caller answers for the fields; scripted code never checks.
 
     One of ``lengths`` and ``offsets`` is enough; the other is worked out when asked for.
-    Offsets worked out here are int64.
+    Offsets worked out here are int64.  Where both are missing, or the weights are not one per value,
+    the methods that need them raise.
 
     Raises:
         ValueError: the fields do not fit together.
@@ -42,7 +44,7 @@ class JaggedTensor(Bags):
         if is_scripting():
             pass
         elif validate:
-            check_jagged(values, weights, lengths, offsets)
+            check_jagged(values, lengths, offsets)
         self._values: Tensor = values
         self._weights: Tensor | None = weights
         self._lengths: Tensor | None = lengths
@@ -67,17 +69,13 @@ class JaggedTensor(Bags):
     @staticmethod
     def empty_like(jt: JaggedTensor, device: Device | None = None) -> JaggedTensor:
         """No bags, with the dtypes of ``jt``, on its device or another."""
-        where = jt.device() if device is None else device
-        weights = jt.weights_or_none()
-        return JaggedTensor(
-            values=jt.values()[:0].to(where),
-            weights=None if weights is None else weights[:0].to(where),
-            lengths=jt.lengths()[:0].to(where),
-        )
+        return _empty_like(jt, device)
 
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
         """One bag per tensor of ``values`` (each ``[n_i]`` or ``[n_i, D]``).
+
+        Lengths and offsets are int32, or int64 where the values are too many for it.
 
         Raises:
             ValueError: ``values`` is empty, or weights of other lengths than the values.
@@ -87,11 +85,14 @@ class JaggedTensor(Bags):
         sizes = [value.size(0) for value in values]
         if weights is not None and [weight.size(0) for weight in weights] != sizes:
             raise ValueError("weights and values differ in the lengths of their tensors")
-        lengths = torch.tensor(sizes, dtype=torch.int64)
+        bounds = running_sum(sizes)
+        kind = torch.int32 if bounds[-1] < 2**31 else torch.int64
+        device = values[0].device
         return JaggedTensor(
             values=torch.cat(values),
             weights=None if weights is None else torch.cat(weights),
-            lengths=lengths.to(values[0].device),
+            lengths=torch.tensor(sizes, dtype=kind, device=device),
+            offsets=torch.tensor(bounds, dtype=kind, device=device),
         )
 
     @staticmethod
@@ -104,8 +105,8 @@ class JaggedTensor(Bags):
             ValueError: a length is over ``L``.
         """
         width = values.size(1)
-        if lengths.numel() and int(lengths.max()) > width:
-            raise ValueError(f"lengths holds {int(lengths.max())}, but rows have {width} entries")
+        if not is_scripting() and not values_are_unknown(values, lengths):
+            _check_width(lengths, width)
         mask = torch.arange(width, device=values.device).unsqueeze(0) < lengths.unsqueeze(1)
         return JaggedTensor(
             values=values[mask],
@@ -157,6 +158,8 @@ class JaggedTensor(Bags):
         weights = self._weights
         if weights is None:
             return None
+        if not is_scripting():
+            check_weights(self._values, weights)
         return _bags(weights, self.offsets())
 
     def to_padded_dense(
@@ -177,6 +180,8 @@ class JaggedTensor(Bags):
         weights = self._weights
         if weights is None:
             return None
+        if not is_scripting():
+            check_weights(self._values, weights)
         return _padded(weights, self.lengths(), self.offsets(), desired_length, padding_value)
 
 
@@ -216,6 +221,21 @@ def cut_evenly(
     ]
 
 
+def _check_width(lengths: Tensor, width: int) -> None:
+    if lengths.numel() and int(lengths.max()) > width:
+        raise ValueError(f"lengths holds {int(lengths.max())}, but rows have {width} entries")
+
+
+def _empty_like(jt: JaggedTensor, device: Device | None) -> JaggedTensor:
+    where = jt.device() if device is None else device
+    weights = jt.weights_or_none()
+    return JaggedTensor(
+        values=jt.values()[:0].to(where),
+        weights=None if weights is None else weights[:0].to(where),
+        lengths=jt.lengths()[:0].to(where),
+    )
+
+
 def _bags(source: Tensor, offsets: Tensor) -> list[Tensor]:
     bounds: list[int] = offsets.tolist()
     return [source[bounds[index] : bounds[index + 1]] for index in range(len(bounds) - 1)]
@@ -246,5 +266,6 @@ def _padded(
 
 
 # Their branches and shapes depend on values: torch.fx leaves them whole, TorchScript compiles them.
+torch.fx.wrap("_empty_like")
 torch.fx.wrap("_bags")
 torch.fx.wrap("_padded")

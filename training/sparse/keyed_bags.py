@@ -50,7 +50,7 @@ class KeyedBags(Bags, shared=True):
         elif validate:
             keys, stride_per_key_per_rank = list(keys), checks.as_lists(stride_per_key_per_rank)
             strides = stride_per_key_per_rank, stride_per_key
-            checks.check_keyed_jagged(keys, values, weights, lengths, offsets, stride, strides)
+            checks.check_keyed_jagged(keys, values, lengths, offsets, stride, strides)
             checks.check_key_bounds(keys, length_per_key, offset_per_key, inverse_indices)
         if stride_per_key_per_rank is None and inverse_indices is not None:
             bags = layout.bags_of_keys(len(keys), lengths, offsets, stride, stride_per_key)

@@ -23,7 +23,7 @@ class KeyedJaggedTensor(Exchangeable):
     from proxies: nothing is checked then, and the batch size stays a traced value.
 
     Args:
-        keys: ``F`` unique feature names.
+        keys: ``F`` feature names.  Of a name that is there twice, lookups take the last.
         values: ``[N]`` ids, the bags' entries in order.
         weights: ``[N]`` or None, one weight per value.
         lengths: ``[sum of S_f]`` int32 or int64.
@@ -39,7 +39,8 @@ class KeyedJaggedTensor(Exchangeable):
         validate: False where the caller answers for the fields; scripted code never checks.
 
     Raises:
-        ValueError: the fields do not fit together.
+        ValueError: the fields do not fit together.  Where lengths and offsets are both missing, or the
+            weights are not one per value, the methods that need them raise it.
     """
 
     def _of(
@@ -113,7 +114,7 @@ class KeyedJaggedTensor(Exchangeable):
 
         Raises:
             ValueError: the list is empty, batch sizes differ where no batch varies per key,
-                weights or inverse indices in some only, or a key in two of them.
+                weights or inverse indices in some only.
         """
         return _concat(kjt_list)
 
@@ -135,15 +136,7 @@ class KeyedJaggedTensor(Exchangeable):
     @staticmethod
     def empty_like(kjt: KeyedJaggedTensor, device: Device | None = None) -> KeyedJaggedTensor:
         """No keys and no ids, with the batch size and dtypes of ``kjt``."""
-        where = kjt.device() if device is None else device
-        weights = kjt.weights_or_none()
-        return KeyedJaggedTensor(
-            kjt.keys()[:0],
-            kjt.values()[:0].to(where),
-            weights=None if weights is None else weights[:0].to(where),
-            lengths=kjt.lengths()[:0].to(where),
-            stride=kjt.stride(),
-        )
+        return _empty_like(kjt, device)
 
     def sync(self) -> KeyedJaggedTensor:
         """Work out the per-key bounds now (waits for the device); returns itself."""
@@ -151,14 +144,21 @@ class KeyedJaggedTensor(Exchangeable):
         self.offset_per_key()
         return self
 
+    def _check_use(self) -> None:
+        if not is_scripting():
+            checks.check_weights(self._values, self._weights)
+
     def _feature(self, index: int, compute_offsets: bool) -> JaggedTensor:
         ids, bags = self.offset_per_key(), self.lengths_offset_per_key()
         ids, bags = ids[index : index + 2], bags[index : index + 2]
         if compute_offsets:
             self.offsets()
-        return JaggedTensor.part(
+        part = JaggedTensor.part(
             self._values, self._weights, self._lengths, self._offsets, ids, bags
         )
+        if not is_scripting():
+            checks.tell_compiler_of_weights(part.values(), part.weights_or_none())
+        return part
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """Return the bags of one feature.
@@ -166,15 +166,18 @@ class KeyedJaggedTensor(Exchangeable):
         Raises:
             KeyError: there is no such key.
         """
+        self._check_use()
         return self._feature(layout.place_of(self._keys, key), True)
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Every feature's bags by its name; without their offsets if those are not wanted."""
         bags = self._jt_dict
         if bags is None:
+            self._check_use()
             traced = False
             if not is_scripting():
-                traced = checks.is_traced(self._values, self._lengths, self._offsets)
+                # Sizes that are not known yet: one slice per feature leaves them open.
+                traced = checks.values_are_unknown(self._values, self._lengths, self._offsets)
             if traced or self.variable_stride_per_key() or self.stride() == 0:
                 parts = [self._feature(place, compute_offsets) for place in range(len(self._keys))]
             else:
@@ -209,6 +212,7 @@ class KeyedJaggedTensor(Exchangeable):
             raise ValueError(
                 f"segments {segments} do not add up to the {len(self._keys)} keys of this tensor"
             )
+        self._check_use()
         bounds, bags, lengths = self.offset_per_key(), self.lengths_offset_per_key(), self.lengths()
         weights, strides = self._weights, self._stride_per_key_per_rank
         parts: list[KeyedJaggedTensor] = []
@@ -248,6 +252,7 @@ class KeyedJaggedTensor(Exchangeable):
         for index in indices:
             if index < 0 or index >= len(self._keys):
                 raise ValueError(f"indices holds {index}; give places among {len(self._keys)} keys")
+        self._check_use()
         bounds, bags, lengths = self.offset_per_key(), self.lengths_offset_per_key(), self.lengths()
         weights, strides = self._weights, self._stride_per_key_per_rank
         if strides is not None:
@@ -283,6 +288,18 @@ class KeyedJaggedTensor(Exchangeable):
             None if lengths is None else lengths.to(device, non_blocking=non_blocking),
             None if offsets is None else offsets.to(device, non_blocking=non_blocking),
         )
+
+
+def _empty_like(kjt: KeyedJaggedTensor, device: Device | None) -> KeyedJaggedTensor:
+    where = kjt.device() if device is None else device
+    weights = kjt.weights_or_none()
+    return KeyedJaggedTensor(
+        kjt.keys()[:0],
+        kjt.values()[:0].to(where),
+        weights=None if weights is None else weights[:0].to(where),
+        lengths=kjt.lengths()[:0].to(where),
+        stride=kjt.stride(),
+    )
 
 
 def _from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
@@ -329,5 +346,6 @@ def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
 
 
 # Of tensors that are proxies themselves (not ours holding some) these are one step of a graph.
+torch.fx.wrap("_empty_like")
 torch.fx.wrap("_from_jt_dict")
 torch.fx.wrap("_concat")

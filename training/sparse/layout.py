@@ -147,13 +147,13 @@ def permuted_lengths(
 
 
 def place_of(keys: list[str], key: str) -> int:
-    """Where ``key`` stands among ``keys``; its first place.
+    """Where ``key`` stands among ``keys``; its last place.
 
     Raises:
         KeyError: it is not there.
     """
-    for index, name in enumerate(keys):
-        if name == key:
+    for index in range(len(keys) - 1, -1, -1):
+        if keys[index] == key:
             return index
     raise KeyError(f"no key '{key}'; there are {keys}")
 

@@ -88,7 +88,7 @@ class TrackerConfig:
             UserError: it is not.
         """
         if importlib.util.find_spec(self.module) is None:
-            remedy = f"pip install 'tessera[{self.extra}]'"
+            remedy = f"pip install 'tessera-rec[{self.extra}]'"
             raise UserError(f"run.trackers: {self.name} needs {self.module}; {remedy}")
 
     def open(self, run: TrackedRun) -> Tracker:

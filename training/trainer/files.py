@@ -60,3 +60,8 @@ def find_checkpoint(folder: Path, step: int) -> Path:
 def latest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the highest step in ``folder``, or None."""
     return next(reversed(list_checkpoints(folder).values()), None)
+
+
+def run_of(source: Path) -> Path:
+    """The folder of a run that is named by itself or by one of its checkpoints."""
+    return source.parent.parent if is_checkpoint(source) else source

@@ -89,12 +89,13 @@ class TrainingLoop:
             "part": (self.assembly.ranks.rank, self.assembly.ranks.world_size),
         }
         self._loader: BatchLoader | StreamLoader = (
-            StreamLoader(train, **how)
+            StreamLoader(train, first_row=self.progress.before.stream_rows, **how)
             if isinstance(train, FolderStream)
             else BatchLoader(train, shuffle=True, seed=self.config.seed, **how)
         )
         self._evaluated_step: int | None = None
-        self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
+        waits = isinstance(train, FolderStream)
+        self._pipeline = make_pipeline(self.config.pipeline, self.assembly, waits=waits)
         self._sampler = self.assembly.item_sampler(seed=self.config.seed)
         self._losses = PendingLosses(self.assembly.ranks)
         self._last_loss = math.nan
@@ -103,8 +104,8 @@ class TrainingLoop:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run, without early stop."""
-        return self.config.epochs * self._loader.num_batches
+        """Steps of the whole run and of those before it, without early stop."""
+        return self.progress.before.steps + self.config.epochs * self._loader.num_batches
 
     def run(self) -> bool:
         """Train until the end or until asked to stop; a checkpoint of the last step is written.
@@ -164,11 +165,11 @@ class TrainingLoop:
         epoch, batch, step = self.progress.epoch, self.progress.batch, self.progress.step
         while True:
             stop = last if every is None else min(last, batch + every - step % every)
-            made = batch
-            for given in self._loader.epoch(epoch, batch, stop):
+            made, order = batch, self.progress.before.epochs + epoch
+            for given in self._loader.epoch(order, batch, stop):
                 number, samples, taken = made, self._loader.batch_rows(made), given
                 if self._sampler is not None:
-                    taken = self._sampler.sampled(given, epoch, number, samples)
+                    taken = self._sampler.sampled(given, order, number, samples)
                 made += 1
                 yield StepBatch(taken, samples, self.assembly.preparation)
             if made < stop:
@@ -226,7 +227,8 @@ class TrainingLoop:
     def newest_example_s(self) -> float | None:
         """When the newest row that was trained on was written, seconds since 1970; None: not known."""
         train = self.splits.train
-        return train.newest_s(self.progress.samples) if isinstance(train, FolderStream) else None
+        rows = self.progress.stream_rows
+        return train.newest_s(rows) if isinstance(train, FolderStream) else None
 
     def _look_at_losses(self) -> None:
         """Count the losses of the steps that were not looked at; waits for the device.
@@ -234,11 +236,12 @@ class TrainingLoop:
         Raises:
             DivergedError: one is not finite.
         """
-        losses = self._losses.take()
+        losses, before = self._losses.take(), self.progress.before
         for step, loss in enumerate(losses, start=self.progress.step - len(losses) + 1):
             if not math.isfinite(loss):
+                epoch = (step - before.steps - 1) // self._loader.num_batches + before.epochs + 1
                 raise DivergedError(
-                    f"the loss of step {step} (epoch {(step - 1) // self._loader.num_batches + 1}) is"
+                    f"the loss of step {step} (epoch {epoch}) is"
                     f" {loss}; lower train.dense_optimizer.learning_rate"
                     f" (now {self.config.dense_optimizer.learning_rate}) or"
                     " train.embedding_optimizer.learning_rate"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
+
+import torch
 
 from tessera.errors import UserError
 from tessera.training.distributed.model.model_parallel import (
@@ -22,6 +25,19 @@ PIPELINES: dict[str, type[TrainPipeline[Any, Any]]] = {
     "sparse_dist": TrainPipelineSparseDist,
     "prefetch": PrefetchTrainPipelineSparseDist,
 }
+
+
+class TrainPipelineInOrder(TrainPipelineBase[Any, Any]):
+    """Takes the next batch only when the one before it was trained on.
+
+    For batches that are waited for: a step does not wait for the batch behind it, and what has arrived is
+    learned at once.
+    """
+
+    def _forward(self, dataloader_iter: Iterator[Any]) -> tuple[torch.Tensor, Any]:
+        del dataloader_iter
+        losses, output = self._model(self._batches[0])
+        return losses, output
 
 
 def chosen_pipeline(name: PipelineName, model: DistributedModelParallel) -> str:
@@ -44,9 +60,16 @@ def chosen_pipeline(name: PipelineName, model: DistributedModelParallel) -> str:
     return "sparse_dist" if name == "auto" else name
 
 
-def make_pipeline(name: PipelineName, assembly: Assembly) -> TrainPipeline[Any, Any]:
-    """The pipeline that trains ``assembly``; raises as `chosen_pipeline` does."""
+def make_pipeline(
+    name: PipelineName, assembly: Assembly, *, waits: bool = False
+) -> TrainPipeline[Any, Any]:
+    """The pipeline that trains ``assembly``; raises as `chosen_pipeline` does.
+
+    ``waits``: batches come as rows arrive.  On the CPU a step then does not wait for the next batch.
+    """
     kind = PIPELINES[chosen_pipeline(name, assembly.model)]
+    if waits and kind is TrainPipelineBase and assembly.model.device.type == "cpu":
+        kind = TrainPipelineInOrder
     # Their constructors are alike; the base class leaves the constructor open.
     return kind(assembly.model, assembly.dense_optimizer, assembly.model.device)  # type: ignore[call-arg]
 

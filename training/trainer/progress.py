@@ -12,14 +12,31 @@ from tessera.training.distributed.checkpoint.basics import CheckpointError
 from tessera.training.trainer.split_metrics import SplitEvaluation
 
 
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What the runs had done that a run goes on from (``--continue``); nothing where it began anew.
+
+    Attributes:
+        steps: their finished steps.
+        epochs: epochs that they had begun.
+        samples: samples of their steps.
+        stream_rows: the first rows of this run's growing folder, which they were trained on.
+    """
+
+    steps: int = 0
+    epochs: int = 0
+    samples: int = 0
+    stream_rows: int = 0
+
+
 @dataclass
 class Progress:
     """The position in the data and what was seen so far.
 
     Attributes:
-        epoch: the epoch of the next batch, from 0.
+        epoch: the epoch of the next batch, from 0, in this run.
         batch: the number of the next batch in its epoch.
-        step: finished steps.
+        step: finished steps, those before this run included.
         samples: samples of these steps.
         loss_sum: sum of the losses of the steps since the last logged row.
         loss_steps: how many these are.
@@ -29,6 +46,7 @@ class Progress:
         evaluations_since_best: evaluations in a row without a better one.
         best_evaluation: all metrics of the best step.
         done: training has ended (last epoch or patience); final evaluation may be missing.
+        before: what was done before this run.
     """
 
     epoch: int = 0
@@ -43,11 +61,22 @@ class Progress:
     evaluations_since_best: int = 0
     best_evaluation: dict[str, int | float | None] | None = None
     done: bool = False
+    before: Before = Before()
+
+    @classmethod
+    def behind(cls, before: Before) -> Progress:
+        """Where a run begins that goes on from others."""
+        return cls(step=before.steps, samples=before.samples, before=before)
 
     @property
     def epochs(self) -> int:
-        """Epochs begun so far, counting the one that the last step belongs to."""
-        return self.epoch + (1 if self.batch else 0)
+        """Epochs begun so far, counting the one that the last step belongs to, and those before."""
+        return self.before.epochs + self.epoch + (1 if self.batch else 0)
+
+    @property
+    def stream_rows(self) -> int:
+        """Rows of the growing folder that were trained on."""
+        return self.before.stream_rows + self.samples - self.before.samples
 
     def count_step(self, *, samples: int) -> None:
         """One more step of ``samples`` samples; `count_loss` takes its loss, now or later."""
@@ -103,10 +132,17 @@ class Progress:
         Raises:
             CheckpointError: a field is missing.
         """
+        values = {"before": {}, **values}  # checkpoints of earlier Tesseras have none
         missing = [item.name for item in fields(cls) if item.name not in values]
         if missing:
             raise CheckpointError(
                 f"{path} does not fit this version of Tessera: its progress lacks"
                 f" {', '.join(missing)}"
             )
-        return cls(**{item.name: values[item.name] for item in fields(cls)})
+        known = {item.name: values[item.name] for item in fields(cls)}
+        try:
+            return cls(**{**known, "before": Before(**known["before"])})
+        except TypeError as error:
+            raise CheckpointError(
+                f"{path} does not fit this version of Tessera: its progress has another 'before'"
+            ) from error

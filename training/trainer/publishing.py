@@ -63,6 +63,13 @@ class StateWriter(Protocol):
         """
         ...
 
+    def move(self) -> bool:
+        """Go on with the log of a newer version, if there is one that can have it; whether it did.
+
+        Called before the first `put_rows` of a commit.  After a move that commit is given all rows.
+        """
+        ...
+
     def put_rows(self, table: str, rows: NDArray[np.int64], values: Tensor) -> None:
         """The present ``values [n, D]`` float32 of some ``rows [n]``, ascending; several calls a commit.
 
@@ -173,6 +180,10 @@ class Publishing:
         self._ranks.on_first(describe)
 
     def _commit(self, step: int, newest_example_s: float | None) -> None:
+        if self._synced and self._ranks.on_first(
+            lambda: self._writer is not None and self._writer.move()
+        ):
+            self._synced = False
         tell_caches(self._assembly.model, "flush")
         touched = self._tracker.take()
         for table in sorted(self._sizes):

@@ -82,6 +82,7 @@ def render_report(
     return render_page(
         template,
         final=final,
+        continues=final.get("continues"),
         splits=splits,
         errors=bool(errors),
         clustered_by=final.get("errors_clustered_by"),

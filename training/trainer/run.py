@@ -28,6 +28,7 @@ from tessera.training.trainer.checkpoint import (
     restore_model,
     save_checkpoint,
 )
+from tessera.training.trainer.continuing import read_record
 from tessera.training.trainer.display import Display, describe
 from tessera.training.trainer.evaluate import evaluate
 from tessera.training.trainer.facts import count_parameters, label_hash
@@ -35,7 +36,7 @@ from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
 from tessera.training.trainer.fitting import fit_transforms
 from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
-from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.progress import Before, Progress
 from tessera.training.trainer.publishing import PublishedModel, Publishing, PublishOptions
 from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.retrieval_evaluation import retrieval_data
@@ -43,18 +44,16 @@ from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.trainer.run_start import (
     begin,
     check_splits,
+    first_weights,
     fitted_values,
-    label_means,
     look_at,
+    open_origin,
     take_up,
     torch_state,
 )
 from tessera.training.trainer.split_metrics import SplitMetrics
 from tessera.training.transforms.fitting import Fitted
 from tessera.training.typed_config import leaves
-
-RATE_ROWS = 1 << 20
-"""Rows that are enough to know the share of positive ones (to 0.05 points)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +82,7 @@ def train(
     out: Path,
     *,
     resume: bool = False,
+    continues: Path | None = None,
     progress: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
     engine: Engine | None = None,
@@ -102,6 +102,8 @@ def train(
         out: the run folder; it must not exist, be empty, or (with ``resume``) hold a run.
         resume: go on with the run in ``out`` from its latest checkpoint, exactly as if it had
             not stopped.  A finished run is left alone and its result returned.
+        continues: a run folder, or one of its checkpoints, that the new run in ``out`` goes on from;
+            see `tessera.training.trainer.continuing`.  None: it begins with fresh weights.
         progress: whether to show progress on stderr.
         should_stop: asked between steps; once it is True it must stay so.  The step that runs
             is finished and a checkpoint written.  One rank's True is all ranks'.
@@ -111,27 +113,33 @@ def train(
 
     Raises:
         UserError: the folder, the data or the config do not fit, the run was resumed with
-            another config, the loss diverged, or a checkpoint cannot be written.
+            another config, ``continues`` holds nothing that this run can go on from, the loss diverged, or a checkpoint cannot be written.
     """
     folder = RunFolder(out)
     config = config.resolved(Path.cwd())
     device = device_of(config.train.device)
     with joined_ranks(device) as ranks, contextlib.ExitStack() as stack:
-        finished = ranks.on_first(lambda: look_at(folder, config, resume=resume))
+        finished = ranks.on_first(lambda: look_at(folder, config, continues, resume=resume))
         if finished:
             final = folder.read_final()
             best = folder.root / str(final["best_checkpoint"])
             return RunResult(
                 folder=out, status="finished", step=final["step"], best_checkpoint=best, final=final
             )
+        reading = stack.enter_context(contextlib.ExitStack())
+        origin = ranks.on_first(
+            lambda: open_origin(folder, continues, config, reading, resume=resume)
+        )
         stack.enter_context(torch_state(config.train))
         splits = ranks.first_then_others(
             lambda: open_data(config.data, progress=progress and ranks.first)
         )
         growing = splits.train if isinstance(splits.train, GrowingView) else None
         if growing is not None:
-            take_up(growing, folder, config, ranks, should_stop)
+            take_up(growing, folder, config, ranks, origin, should_stop=should_stop)
         check_splits(splits, config)
+        if origin is not None:
+            origin.check_columns(splits.train.dataset.columns)
         transforms = splits.train.dataset.columns.transforms()
         fitted = ranks.on_first(
             lambda: fitted_values(
@@ -139,6 +147,7 @@ def train(
                 lambda: fit_transforms(
                     transforms, splits.train, progress=progress, engine=engine, data=config.data
                 ),
+                origin,
                 resume=resume,
             )
         )
@@ -151,10 +160,9 @@ def train(
             device=device,
             retrieval=retrieval_data(config, splits.train, ranks, progress=progress),
         )
-        # The labels' means, which the first rows tell.
-        if not (resume and ranks.on_first(lambda: latest_checkpoint(folder.checkpoints))):
-            assembly.begin_at(label_means(splits.train.labels(RATE_ROWS)))
-        ranks.on_first(lambda: begin(folder, config, stack, growing, resume=resume))
+        before = first_weights(assembly, origin, folder, config, splits.train, resume=resume)
+        reading.close()
+        ranks.on_first(lambda: begin(folder, config, stack, growing, origin, resume=resume))
         return _Run(
             config=config,
             folder=folder,
@@ -162,6 +170,7 @@ def train(
             fitted=fitted,
             assembly=assembly,
             ranks=ranks,
+            before=before,
             show_progress=progress and ranks.first,
             should_stop=lambda: ranks.any(should_stop()),
             publish=publish,
@@ -178,6 +187,7 @@ class _Run:
     fitted: Fitted
     assembly: Assembly
     ranks: Ranks
+    before: Before
     show_progress: bool
     should_stop: Callable[[], bool]
     publish: PublishOptions | None
@@ -219,13 +229,18 @@ class _Run:
             steps = None
         with contextlib.ExitStack() as stack:
             display = Display(
-                total_steps=None if steps is None else steps * self.config.train.epochs,
+                total_steps=(
+                    None
+                    if steps is None
+                    else progress.before.steps + steps * self.config.train.epochs
+                ),
                 first_step=progress.step,
                 enabled=self.show_progress,
             )
             stack.enter_context(contextlib.closing(display))
             if progress.step:
-                display.say(f"resumed after step {progress.step}")
+                own = progress.step > progress.before.steps
+                display.say(f"{'resumed' if own else 'continued'} after step {progress.step}")
             publishing = self._publishing(stack)
             loop = TrainingLoop(
                 config=self.config.train,
@@ -274,9 +289,11 @@ class _Run:
         """Load the latest checkpoint, if there is one; returns where to begin."""
         path = self.ranks.on_first(lambda: latest_checkpoint(self.folder.checkpoints))
         if path is None:
-            return Progress()
+            return Progress.behind(self.before)
         plain = read_plain(path)
-        if plain["split_rows"] != self._split_rows():
+        # How many rows of a growing folder are there when a run begins changes nothing of it.
+        first = 1 if isinstance(self.splits.train, GrowingView) else 0
+        if plain["split_rows"][first:] != self._split_rows()[first:]:
             raise UserError(
                 f"the data has changed: {path} was trained with {plain['split_rows']} rows (train,"
                 f" valid, test), data.path now gives {self._split_rows()}; begin a new run"
@@ -343,6 +360,7 @@ class _Run:
         evaluations = {name: found.compute() for name, found in metrics.items()}
         rows = sum(len(getattr(self.splits, name)) for name in evaluations)
         final = {
+            "continues": self.ranks.on_first(lambda: read_record(self.folder)),
             "step": progress.step,
             "samples": progress.samples,
             "malformed_rows": self.splits.malformed.total + self._malformed_later(),

@@ -8,6 +8,7 @@
     tensorboard/     the same as TensorBoard events
     trackers/        by tracker, what it needs to go on with the same tracked run
     stream.jsonl     of a growing folder: the files that were taken, in their order
+    continues.json   of a run that goes on from another one: which, and from which checkpoint of it
     final.json       metrics of the best checkpoint; its presence says that the run is finished
     report.html      curves, calibration, histograms
 """
@@ -40,6 +41,7 @@ class RunFolder:
         self.tensorboard = root / "tensorboard"
         self.trackers = root / "trackers"
         self.stream = root / "stream.jsonl"
+        self.continues = root / "continues.json"
         self.final = root / "final.json"
         self.report = root / "report.html"
 

@@ -62,7 +62,7 @@ def require_optuna() -> None:
     try:
         import optuna  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise UserError("tessera tune needs optuna; pip install 'tessera[tune]'") from error
+        raise UserError("tessera tune needs optuna; pip install 'tessera-rec[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 

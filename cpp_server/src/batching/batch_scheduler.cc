@@ -47,9 +47,16 @@ QueueState BatchScheduler::state(WorkerKind asks) const {
 
 Condition* BatchScheduler::worker_to_wake() {
   if (queue_.parts() == 0) return nullptr;
-  if (idle_workers_.count > 0) return &idle_workers_.changed;
-  if (idle_spares_.count > 0 && heavy(state(WorkerKind::kSpare))) return &idle_spares_.changed;
-  return nullptr;
+  const bool much = heavy(state(WorkerKind::kOrdinary));
+  Idle* woken = nullptr;
+  if (idle_workers_.wakes(much)) {
+    woken = &idle_workers_;
+  } else if (idle_workers_.count == idle_workers_.waking && much && idle_spares_.wakes(much)) {
+    woken = &idle_spares_;
+  }
+  if (woken == nullptr) return nullptr;
+  ++woken->waking;
+  return &woken->changed;
 }
 
 void BatchScheduler::cut(std::int64_t max_samples, CutReason reason, TimePoint now,
@@ -95,6 +102,7 @@ bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
       waiting.changed.wait(mutex_);
     }
     --waiting.count;
+    if (waiting.waking > 0) --waiting.waking;
   }
 }
 

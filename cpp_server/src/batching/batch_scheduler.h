@@ -81,6 +81,15 @@ class BatchScheduler {
   struct Idle {
     Condition changed;
     int count = 0;
+    // Those of them that were notified and have not run since. One that was not may run first and
+    // be taken for it; then one more is woken than needed, never one less.
+    int waking = 0;
+
+    // Whether one is to be woken for what is queued. While one is on its way it takes what comes
+    // meanwhile, and wakes the next one for what it leaves; waking a worker for each of the small
+    // requests that come within that time costs more than their passes. For heavy work all are
+    // woken at once.
+    bool wakes(bool heavy) const { return count > waking && (waking == 0 || heavy); }
   };
 
   Idle& idle(WorkerKind kind) TESSERA_REQUIRES(mutex_) {
@@ -90,7 +99,8 @@ class BatchScheduler {
   // Moves parts from the queue to `batch`.
   void cut(std::int64_t max_samples, CutReason reason, TimePoint now, CutBatch& batch)
       TESSERA_REQUIRES(mutex_);
-  // Whom to wake for what is queued; null: nobody. A condition may be notified without the mutex.
+  // Whom to wake for what is queued, which the caller does; null: nobody. A condition may be
+  // notified without the mutex.
   Condition* worker_to_wake() TESSERA_REQUIRES(mutex_);
 
   const QueueLimits queue_limits_;

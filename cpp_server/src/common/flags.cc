@@ -1,14 +1,24 @@
 #include "common/flags.h"
 
+#include <utility>
+
 #include "common/nearest.h"
 
 namespace tessera {
 
+FlagError::FlagError(std::string name, std::string value, std::string remedy)
+    : UsageError(text("--", name, " is ", value, "; ", remedy)),
+      name_(std::move(name)),
+      value_(std::move(value)),
+      remedy_(std::move(remedy)) {}
+
 void refuse_flag(const std::string& name, const std::string& value, const std::string& remedy) {
-  throw UsageError(text("--", name, " is ", value, "; ", remedy));
+  throw FlagError(name, value, remedy);
 }
 
-void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& arguments) {
+std::vector<GivenFlag> split_flags(const std::vector<Flag>& flags,
+                                   const std::vector<std::string>& arguments) {
+  std::vector<GivenFlag> given;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     const auto equals = argument.find('=');
@@ -27,12 +37,17 @@ void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& a
     const bool attached = equals != std::string::npos;
     if (flag->metavar.empty()) {
       if (attached) throw UsageError(text(name, " takes no value"));
-      flag->set("");
+      given.push_back({&*flag, ""});
       continue;
     }
     if (!attached && i + 1 == arguments.size()) throw UsageError(text(name, " needs a value"));
-    flag->set(attached ? argument.substr(equals + 1) : arguments[++i]);
+    given.push_back({&*flag, attached ? argument.substr(equals + 1) : arguments[++i]});
   }
+  return given;
+}
+
+void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& arguments) {
+  for (const GivenFlag& given : split_flags(flags, arguments)) given.flag->set(given.value);
 }
 
 std::string flags_text(const std::vector<Flag>& flags) {

@@ -23,14 +23,32 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A flag's value that has to be changed; who knows where the value stands can name that instead.
+class FlagError : public UsageError {
+ public:
+  FlagError(std::string name, std::string value, std::string remedy);
+  const std::string& name() const { return name_; }  // without the dashes
+  const std::string& value() const { return value_; }
+  const std::string& remedy() const { return remedy_; }
+
+ private:
+  std::string name_;
+  std::string value_;
+  std::string remedy_;
+};
+
 // One flag: how it is shown, what it says of itself and what it sets.
 struct Flag {
   std::string name;     // without the dashes
   std::string metavar;  // empty: it takes no value
   std::string help;
   std::function<void(const std::string& value)> set;
+  bool repeatable = false;
+  bool in_file = true;         // a file of --config may give it (server/flag_sources.h)
+  bool in_environment = true;  // a variable may give it
 };
 
+// Throws FlagError.
 [[noreturn]] void refuse_flag(const std::string& name, const std::string& value,
                               const std::string& remedy);
 
@@ -68,7 +86,18 @@ Flag number_flag(const std::string& name, const std::string& help, T& target, st
           }};
 }
 
-// Calls `set` of every flag in `arguments` (those after the program's name).
+// A word of the command line after its flag; empty for a flag that takes no value.
+struct GivenFlag {
+  const Flag* flag;
+  std::string value;
+};
+
+// The flags in `arguments` (those after the program's name), in their order; they point into
+// `flags`.
+std::vector<GivenFlag> split_flags(const std::vector<Flag>& flags,
+                                   const std::vector<std::string>& arguments);
+
+// Calls `set` of every flag in `arguments`.
 void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& arguments);
 
 // The list of flags that --help shows.

@@ -5,9 +5,8 @@
 #include <numeric>
 
 namespace tessera {
-namespace {
 
-// Levenshtein's distance, one row of the table at a time.
+// One row of Levenshtein's table at a time.
 std::size_t edits(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -22,8 +21,6 @@ std::size_t edits(std::string_view a, std::string_view b) {
   }
   return row.back();
 }
-
-}  // namespace
 
 std::string nearest(std::string_view name, const std::vector<std::string>& known) {
   std::string found;

@@ -3,11 +3,15 @@
 // Contract: a pure function; any thread.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tessera {
+
+// How many insertions, deletions and replacements of a character make `b` of `a` (Levenshtein).
+std::size_t edits(std::string_view a, std::string_view b);
 
 // Of `known` the one that the fewest insertions, deletions and replacements of a character make of
 // `name`; empty where that takes more than a third of its characters.

@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kInstall =
-    "install it with: pip install 'tessera[cpu]' (or 'tessera[cuda]' for a GPU), or name its "
+    "install it with: pip install 'tessera-rec[cpu]' (or 'tessera-rec[cuda]' for a GPU), or name "
+    "its "
     "folder with --ops-dir";
 constexpr const char* kBuild =
     "build it with: make build (or python kernels/build.py), or name its folder with --ops-dir";

@@ -94,6 +94,7 @@ class Builder final : public YAML::EventHandler {
     Kind kind;
     std::vector<std::size_t> path;
     std::optional<std::string> key;  // of a map: whose value comes next
+    int key_line = 0;
   };
 
   static void check(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
@@ -113,6 +114,7 @@ class Builder final : public YAML::EventHandler {
 
   // Puts `tree` where the parser is; the path to it, nothing where it was a key.
   std::optional<std::vector<std::size_t>> add(const YAML::Mark& mark, YamlTree tree) {
+    tree.line = mark.line + 1;
     if (open_.empty()) {
       root_ = std::move(tree);
       return std::vector<std::size_t>{};
@@ -127,6 +129,7 @@ class Builder final : public YAML::EventHandler {
     }
     if (!parent.key) {
       parent.key = key_of(mark, tree);
+      parent.key_line = tree.line;
       return std::nullopt;
     }
     const auto same = [&](const auto& field) { return field.first == *parent.key; };
@@ -135,6 +138,7 @@ class Builder final : public YAML::EventHandler {
           text(*parent.key, " is given twice (line ", mark.line + 1, "); keep one of the two"));
     }
     path.push_back(into.fields.size());
+    tree.line = parent.key_line;
     into.fields.emplace_back(std::move(*parent.key), std::move(tree));
     parent.key.reset();
     return path;
@@ -157,7 +161,7 @@ class Builder final : public YAML::EventHandler {
     }
     YamlTree tree;
     tree.kind = kind;
-    open_.push_back({kind, *add(mark, std::move(tree)), std::nullopt});
+    open_.push_back({kind, *add(mark, std::move(tree)), std::nullopt, 0});
   }
 
   YamlTree root_;
@@ -174,13 +178,13 @@ std::string YamlTree::shown() const {
     case Kind::kScalar: break;
   }
   constexpr std::size_t kMost = 80;
-  std::string line = scalar.substr(0, kMost);
+  std::string begin = scalar.substr(0, kMost);
   std::replace_if(
-      line.begin(), line.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
-  if (scalar.size() > kMost) line += "...";
+      begin.begin(), begin.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  if (scalar.size() > kMost) begin += "...";
   const bool number =
-      !quoted && !line.empty() && line.find_first_not_of("0123456789+-.") == std::string::npos;
-  return number ? line : "'" + line + "'";
+      !quoted && !begin.empty() && begin.find_first_not_of("0123456789+-.") == std::string::npos;
+  return number ? begin : "'" + begin + "'";
 }
 
 YamlTree parse_yaml(std::string_view yaml) {

@@ -18,6 +18,7 @@ struct YamlTree {
   std::string scalar;           // kScalar
   std::vector<YamlTree> items;  // kList
   std::vector<std::pair<std::string, YamlTree>> fields;  // kMap; all keys different
+  int line = 1;  // where it begins, from 1; of a map's value, where its key stands
 
   // In the source file, where the type is complete: Clang asks that of a pair.
   YamlTree();

@@ -11,6 +11,7 @@
 #include "common/cpus.h"
 #include "common/text.h"
 #include "package/format_rules.h"
+#include "server/connection_flags.h"
 
 namespace tessera {
 namespace {
@@ -72,78 +73,6 @@ std::string checked_operator(const std::string& value) {
   return value;
 }
 
-// A whole number of seconds; `target` holds the default.
-Flag seconds_flag(const std::string& name, const std::string& help, Duration& target) {
-  constexpr std::int64_t kMost = 1'000'000;
-  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(target).count();
-  return {name, "S", text(help, ", seconds (default: ", whole, ")"),
-          [name, &target](const std::string& value) {
-            target = std::chrono::seconds(checked_number<std::int64_t>(name, value, 1, kMost));
-          }};
-}
-
-// What one client of the gRPC port may take, so that the others are answered.
-std::vector<Flag> connection_flags(http2::Limits& limits) {
-  constexpr int kMost = 1'000'000;
-  return {
-      number_flag("max-connections",
-                  "connections of the gRPC port at a time, and no more than there are descriptors "
-                  "for (ulimit -n, less 64); further ones wait",
-                  limits.max_connections, 1, kMost),
-      number_flag("max-connection-streams", "calls of a connection at a time",
-                  limits.max_connection_streams, 1, kMost),
-      number_flag("max-streams",
-                  text("calls of all connections at a time; each connection may always have ",
-                       http2::kOwnStreams),
-                  limits.max_streams, 1, kMost),
-      number_flag("max-header-bytes",
-                  "names and values of a call's headers, bytes, with 32 for each; a connection "
-                  "that sends more is closed",
-                  limits.max_header_bytes, 1'024, 16'384),
-      number_flag(
-          "max-control-frames-per-s",
-          text("frames of a connection that belong to no call's messages (SETTINGS, "
-               "WINDOW_UPDATE, ..., but PING), each second, ",
-               http2::kFramesPerAnswer, " more for each answer, and those of ",
-               http2::kBurstSeconds, " seconds at once; a connection that sends more is closed"),
-          limits.max_control_frames_per_s, 1, kMost),
-      number_flag("max-pings-per-s",
-                  text("PING frames of a connection, as --max-control-frames-per-s counts others"),
-                  limits.max_pings_per_s, 1, kMost),
-      number_flag(
-          "max-resets-per-s",
-          text("calls that a connection may end before they are answered, each second, and "
-               "those of ",
-               http2::kBurstSeconds, " seconds at once; a connection that ends more is closed"),
-          limits.max_resets_per_s, 1, kMost),
-      seconds_flag("handshake-timeout-s",
-                   "from a connection to its first SETTINGS, and for each call's headers",
-                   limits.handshake_timeout),
-      seconds_flag("message-timeout-s",
-                   "from a call's headers until its message is whole, and a second more for every "
-                   "64 KiB of it",
-                   limits.message_timeout),
-      seconds_flag("write-timeout-s",
-                   "until an answer has been read, and a second more for every 64 KiB of it; while "
-                   "the server is full, this and --message-timeout-s are 2 seconds",
-                   limits.write_timeout),
-      seconds_flag(
-          "idle-timeout-s",
-          "a connection without a call; while as many connections as may be are open, this "
-          "and --handshake-timeout-s are 2 seconds",
-          limits.idle_timeout),
-      {"max-connection-age-s", "N",
-       "how old a connection may become, a tenth more or less, seconds; then its client is asked "
-       "to "
-       "connect anew, by which it finds servers that were added, and no call is lost; 0: any age "
-       "(default: 0)",
-       [&limits](const std::string& value) {
-         limits.max_age = std::chrono::seconds(
-             checked_number<std::int64_t>("max-connection-age-s", value, 0, kMost));
-       }},
-  };
-}
-
 std::vector<Flag> own_flags(ServerConfig& config) {
   return {
       {"model", "[NAME=]MODEL.pt",
@@ -151,11 +80,13 @@ std::vector<Flag> own_flags(ServerConfig& config) {
        "package); a name holds neither '=' nor '/', so that a path with '=' in its first part is "
        "written with ./ before it; may be given several times, the first one answers requests "
        "without a name",
-       [&](const std::string& value) { config.models.push_back(parse_model(value)); }},
+       [&](const std::string& value) { config.models.push_back(parse_model(value)); },
+       /*repeatable=*/true},
       {"model-repository", "DIR",
        "a folder of models, DIR/MODEL/VERSION/model.pt, all of which are served; may be given "
        "several times, beside --model (default: none)",
-       [&](const std::string& value) { config.repositories.push_back(checked_repository(value)); }},
+       [&](const std::string& value) { config.repositories.push_back(checked_repository(value)); },
+       /*repeatable=*/true},
       {"model-control", "{none,poll,explicit}",
        "when the versions of --model-repository change: never, as its folders do, or as calls ask "
        "for (default: none)",
@@ -213,10 +144,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
        "how long a free worker waits for more requests, microseconds; 0: not at all "
        "(default: 0)",
        [&](const std::string& value) {
-         const auto micros = parse_number<std::int64_t>("max-delay-us", value);
-         if (micros < 0) refuse_flag("max-delay-us", value, "give a whole number of at least 0");
-         if (micros > 60'000'000) refuse_flag("max-delay-us", value, "give a minute at most");
-         config.batch_limits.max_delay = std::chrono::microseconds(micros);
+         config.batch_limits.max_delay = std::chrono::microseconds(
+             checked_number<std::int64_t>("max-delay-us", value, 0, 60'000'000));
        }},
       number_flag("max-request-samples", "samples of a request", config.request_limits.max_samples,
                   1),
@@ -248,7 +177,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
       {"allow-op", "NAME",
        "an operator that a package's graph may call beside those that every package may, such as "
        "aten::rand; may be given several times (default: none)",
-       [&](const std::string& value) { config.allow_ops.push_back(checked_operator(value)); }},
+       [&](const std::string& value) { config.allow_ops.push_back(checked_operator(value)); },
+       /*repeatable=*/true},
       {"load-timeout-s", "S",
        text("what a package's own code may take while it is loaded (opened, optimized, warmed up, "
             "golden answers), seconds; then a version of a repository is refused, and for one of "
@@ -263,11 +193,13 @@ std::vector<Flag> own_flags(ServerConfig& config) {
       {"public-key", "FILE",
        "PEM file with an Ed25519 public key that is trusted; may be given several times; for "
        "--require-signature",
-       [&](const std::string& value) { config.public_keys.push_back(value); }},
+       [&](const std::string& value) { config.public_keys.push_back(value); },
+       /*repeatable=*/true},
       {"ops-dir", "DIR",
        "a folder with operator libraries, searched before the folders of TESSERA_OPS_DIR, this "
        "program's checkout and the packages beside the torch wheel; may be given several times",
-       [&](const std::string& value) { config.ops_dirs.push_back(value); }},
+       [&](const std::string& value) { config.ops_dirs.push_back(value); },
+       /*repeatable=*/true, /*in_file=*/true, /*in_environment=*/false},
       {"log-level", "{debug,info,warning,error}", "debug has a line per request (default: info)",
        [&](const std::string& value) {
          const std::pair<const char*, LogLevel> levels[] = {{"debug", LogLevel::kDebug},
@@ -289,9 +221,20 @@ std::vector<Flag> own_flags(ServerConfig& config) {
          }
          config.log_json = value == "json";
        }},
+      {"config", "FILE.yaml",
+       "a file with values of flags, by their names without dashes; a list for one that may be "
+       "given "
+       "several times, true or false for one without a value. TESSERA_<FLAG> in the environment is "
+       "such a value, too (TESSERA_MAX_BATCH_SAMPLES=256; commas part those of a list). The "
+       "command "
+       "line wins over the environment, that over the file (default: none)",
+       [&](const std::string& value) { config.config_file = value; }, /*repeatable=*/false,
+       /*in_file=*/false},
       {"version", "", "print the version and exit",
-       [&](const std::string&) { config.version = true; }},
-      {"help", "", "print this and exit", [&](const std::string&) { config.help = true; }},
+       [&](const std::string&) { config.version = true; },
+       /*repeatable=*/false, /*in_file=*/false, /*in_environment=*/false},
+      {"help", "", "print this and exit", [&](const std::string&) { config.help = true; },
+       /*repeatable=*/false, /*in_file=*/false, /*in_environment=*/false},
   };
 }
 
@@ -370,10 +313,25 @@ http2::Limits connection_limits(const ServerConfig& config) {
   return limits;
 }
 
-ServerConfig parse_flags(const std::vector<std::string>& arguments) {
+ServerConfig parse_flags(const std::vector<std::string>& arguments,
+                         const Environment& environment) {
   ServerConfig config;
-  set_flags(flags(config), arguments);
-  if (!config.help && !config.version) check(config);
+  const std::vector<Flag> known = flags(config);
+  FlagSources sources(known);
+  const std::vector<GivenFlag> given = split_flags(known, arguments);
+  for (const GivenFlag& one : given) {
+    if (one.flag->name == "help" || one.flag->name == "version") one.flag->set("");
+  }
+  if (config.help || config.version) return config;
+  sources.add_command_line(given);
+  sources.add_environment(environment);
+  sources.add_file();
+  sources.set();
+  try {
+    check(config);
+  } catch (const FlagError& error) {
+    sources.rethrow(error);
+  }
   return config;
 }
 
@@ -389,6 +347,8 @@ std::string usage() {
       "SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new\n"
       "calls get UNAVAILABLE, every accepted request is answered, exit status 0. A repeat within\n"
       "a second is the same signal; a later one ends at once. SIGHUP changes nothing.\n\n"
+      "Every flag can also be a key of the file of --config, or a variable TESSERA_<FLAG>:\n"
+      "docs/settings.md.\n\n"
       "Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests\n"
       "unanswered; 2 a flag, a package or a port has to be changed.\n\n"
       "flags:\n";

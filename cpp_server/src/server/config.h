@@ -15,6 +15,7 @@
 #include "package/format_rules.h"
 #include "repository/control.h"
 #include "request/decoder.h"
+#include "server/flag_sources.h"
 
 namespace tessera {
 
@@ -64,6 +65,7 @@ struct ServerConfig {
   LogLevel log_level = LogLevel::kInfo;
   bool log_json = true;
   std::vector<std::string> ops_dirs;
+  std::string config_file;  // of --config; empty: none
   bool help = false;
   bool version = false;
 };
@@ -82,9 +84,10 @@ WorkerPlan plan_workers(const ServerConfig& config, bool on_cpu, int cpus);
 // The limits of the gRPC port's connections.
 http2::Limits connection_limits(const ServerConfig& config);
 
-// `arguments` are those after the program's name. With --help or --version nothing else is
-// checked.
-ServerConfig parse_flags(const std::vector<std::string>& arguments);
+// `arguments` are those after the program's name; server/flag_sources.h says what `environment` and
+// the file of --config add. With --help or --version nothing else is checked.
+ServerConfig parse_flags(const std::vector<std::string>& arguments,
+                         const Environment& environment = {});
 
 // The text of --help.
 std::string usage();

@@ -7,6 +7,7 @@
 
 #include "package/package_error.h"
 #include "server/config.h"
+#include "server/flag_sources.h"
 #include "server/log.h"
 #include "server/package_trial.h"
 #include "server/server.h"
@@ -32,7 +33,8 @@ int main(int argc, char** argv) {
   }
   tessera::block_signals();
   try {
-    const tessera::ServerConfig config = tessera::parse_flags(arguments);
+    const tessera::ServerConfig config =
+        tessera::parse_flags(arguments, tessera::environment_of_process());
     if (config.help) {
       std::cout << tessera::usage();
       return 0;

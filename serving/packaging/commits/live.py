@@ -20,7 +20,9 @@ from tessera.serving.commits.file import Bytes
 from tessera.serving.commits.patching import strided
 from tessera.serving.commits.replay import next_number
 from tessera.serving.commits.writer import Change, Facts, write_next
-from tessera.serving.packaging.commits.difference import book_change
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.packaging.commits.dense_places import DensePlaces, find_places
+from tessera.serving.packaging.commits.difference import book_change, check_same_graph
 from tessera.serving.packaging.commits.places import TablePiece
 from tessera.serving.packaging.commits.publish import Publisher, options_of, version_folder
 from tessera.serving.packaging.dense_types import DENSE_TYPES
@@ -28,6 +30,7 @@ from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.tables.quantize import check_range
 from tessera.serving.packaging.tables.stored import StoredTable, StoredTables
+from tessera.serving.repository.folder import PACKAGE_NAME
 from tessera.training.trainer.publishing import PublishedModel, PublishOptions
 
 if TYPE_CHECKING:
@@ -64,7 +67,10 @@ class LiveWriter:
             piece.table: piece.kind for piece in self._publisher.pieces
         }
         self._model: PublishedModel | None = None
+        self._places: DensePlaces | None = None
+        self._looked = False
         self._stopped = False
+        self._passed_over = 0
         if self._publisher.broken is not None:
             self._say(f"the log was broken ({self._publisher.broken.words}); fenced off the rest")
 
@@ -92,6 +98,31 @@ class LiveWriter:
             f"--publish: {self._name} is of another model, as {what} shows; package a checkpoint of this run as "
             "a new version first"
         )
+
+    def move(self) -> bool:
+        """See `StateWriter`: to a version that `tessera compact` makes of this one, or another with its graph."""
+        folder = self._publisher.log.parent
+        try:
+            newest = version_folder(folder.parent.parent, folder.parent.name, None)
+        except UserError:
+            return False  # it cannot be looked at now; the log goes on
+        number = int(newest.name)
+        if self._stopped or number <= max(int(folder.name), self._passed_over):
+            return False
+        try:
+            check_same_graph(self._state, Records(newest / PACKAGE_NAME))
+            publisher = Publisher(newest, self._key)
+        except (UserError, PackageError) as error:
+            self._passed_over = number
+            self._say(f"version {number} is passed over ({error}); {self._name} goes on")
+            return False
+        if publisher.broken is not None:
+            self._say(f"the log was broken ({publisher.broken.words}); fenced off the rest")
+        self._publisher.close()
+        self._publisher, self._state = publisher, publisher.state
+        self._name = f"{self._state.log.model} {self._state.log.version}"
+        self._say(f"goes on with the log of {self._name}")
+        return True
 
     def put_rows(self, table: str, rows: NDArray[np.int64], values: Tensor) -> None:
         """See `StateWriter`."""
@@ -200,6 +231,20 @@ class LiveWriter:
 
     def _dense_changes(self, dense: Mapping[str, Tensor]) -> list[Change]:
         """The records of the dense part that differ."""
+        records = None if self._places is None else self._places.filled(dense)
+        if records is None:
+            records = self._dense_records(dense)
+            if not self._looked:
+                self._looked, self._places = True, find_places(self._dense_records, dense, records)
+        changes = []
+        for record, tensor in records.items():
+            new, old = tensor.view(torch.uint8).numpy(), self._state.tensors[record]
+            if not np.array_equal(old, new):
+                changes.append(Change.whole(record, new.copy()))
+        return changes
+
+    def _dense_records(self, dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The flat content of each record of the dense part, as `package-model` makes it: it is traced."""
         assert self._model is not None
         model = self._model.make()
         tables = tuple(f".{name}.weight" for name in self._kinds)
@@ -219,8 +264,8 @@ class LiveWriter:
         )
         if ours != theirs:
             raise self._of_another_model("its schema")
-        records = {piece.record for piece in self._publisher.pieces}
-        changes = []
+        tables_records = {piece.record for piece in self._publisher.pieces}
+        found = {}
         named = [*servable.scripted.named_parameters(), *servable.scripted.named_buffers()]
         for name, tensor in named:
             if not tensor.numel():
@@ -228,15 +273,13 @@ class LiveWriter:
             record = self._state.tensor_records.get(name)
             if record is None:
                 raise self._of_another_model(f"{name!r}")
-            if record in records:
+            if record in tables_records:
                 continue
-            new = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-            old = self._state.tensors[record]
-            if len(new) != len(old):
+            content = tensor.detach().contiguous().view(-1)
+            if content.numel() * content.element_size() != len(self._state.tensors[record]):
                 raise self._of_another_model(f"the size of {name!r}")
-            if not np.array_equal(old, new):
-                changes.append(Change.whole(record, new.copy()))
-        return changes
+            found[record] = content
+        return found
 
     def _stored(self) -> StoredTables:
         """The tables of the version, where they are."""

@@ -24,7 +24,13 @@ from tessera.serving.server.request.infer_tensors import Tensor
 
 _PLATFORM = "pytorch_torchscript"
 _BACKEND = "tessera"
-_EXTENSIONS = ("model_configuration", "model_repository", "schedule_policy", "statistics")
+_EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
+    "statistics",
+)
 
 
 class KserveMetadata:
@@ -78,8 +84,20 @@ class KserveMetadata:
             request = kind.FromString(content)
         except DecodeError as error:
             raise invalid_message(content, f"{method}Request", error) from None
+        return self._told(call, request).SerializeToString()
+
+    async def tell(self, request: Message) -> Any:
+        """The response to ``request``, as `answer` gives it in bytes.
+
+        Raises:
+            ServeError: the status to answer with.
+        """
+        _, call = self._calls[request.DESCRIPTOR.name.removesuffix("Request")]
+        return self._told(call, request)
+
+    def _told(self, call: Callable[[Any], Message], request: Message) -> Message:
         try:
-            return call(request).SerializeToString()
+            return call(request)
         except ServeError:
             raise
         except Exception as failure:

@@ -202,9 +202,9 @@ class FolderStream(GrowingView):
     def __len__(self) -> int:
         return self._segments[0].rows if self._segments else 0
 
-    def first_records(self, ledger: Path) -> list[dict[str, Any]]:
+    def first_records(self, ledger: Path, *, required: bool = True) -> list[dict[str, Any]]:
         """See `GrowingView.first_records`."""
-        if found := Ledger(ledger).records():
+        if (found := Ledger(ledger).records()) or not required:
             return found
         files, _ = self._arrivals.look(set())
         until = time.monotonic() + self.follow.settle_s + 2 * self.follow.poll_s
@@ -214,7 +214,7 @@ class FolderStream(GrowingView):
         if not files:
             raise UserError(
                 f"path='{self.folder}': holds no whole file yet; the first ones have to be there when"
-                " a run begins, because transforms are fitted to them"
+                " a run begins, because transforms are fitted to them, and items for retrieval taken from them"
             )
         record = self._record(files)
         if not record["rows"]:

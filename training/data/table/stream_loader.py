@@ -33,6 +33,7 @@ class StreamLoader:
     Args:
         stream: the folder, begun.
         batch_size: samples in a batch, of all parts.
+        first_row: the first row of batch 0; those before it were trained on by other runs.
         prefetch, threads, finish, numbered, part: as of `BatchLoader`; each part is a stretch of the
             batch's rows.
     """
@@ -47,8 +48,9 @@ class StreamLoader:
         finish: Callable[[Batch], Batch] | None,
         numbered: bool,
         part: Part,
+        first_row: int = 0,
     ) -> None:
-        self._stream, self._batch_size = stream, batch_size
+        self._stream, self._batch_size, self._first_row = stream, batch_size, first_row
         self._prefetch, self._threads = max(1, prefetch), threads
         self._finish, self._numbered, self._part = finish, numbered, part
         self._ended_at: int | None = None
@@ -65,14 +67,14 @@ class StreamLoader:
 
     def batch_rows(self, number: int) -> int:
         """Samples of batch ``number``, which was made, all parts together."""
-        size = self._batch_size
-        return size if self._ended_at is None else min(size, self._ended_at - number * size)
+        size, first = self._batch_size, self._first_row + number * self._batch_size
+        return size if self._ended_at is None else min(size, self._ended_at - first)
 
     def epoch(
         self, epoch: int, start_batch: int = 0, stop_batch: int | None = None
     ) -> Iterator[Batch]:
-        """See `BatchLoader.epoch`; there is the epoch 0 alone."""
-        assert epoch == 0, "a stream is read once"
+        """See `BatchLoader.epoch`; a stream has one epoch, whatever its number."""
+        del epoch
         closed = threading.Event()
         stop = self.num_batches if stop_batch is None else stop_batch
         batches = made_ahead(
@@ -91,7 +93,7 @@ class StreamLoader:
         orders: dict[int, TableOrder] = {}
         try:
             for number in range(start, stop):
-                first = number * self._batch_size
+                first = self._first_row + number * self._batch_size
                 arrived, whole = self._stream.rows_until(first + self._batch_size, closed)
                 if whole and arrived <= first + self._batch_size:
                     self._ended_at = arrived

@@ -82,11 +82,20 @@ class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """The strategies that have a kernel on a kind of device."""
-        return [own.name for own in strategies() if own.kernels(compute_device_type)]
+        names = [own.name for own in strategies()]
+        return [name for name in names if self.compute_kernels(name, compute_device_type)]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The kernels that a strategy has on a kind of device."""
-        return strategy_of(sharding_type).kernels(compute_device_type)
+        """The kernels that a planner may give to a strategy's tables on a kind of device.
+
+        Ordinary parameters (``dense``) are offered for whole copies on every rank only, as in
+        TorchRec, where ``compute_kernels=["dense"]`` asks for those.  A plan made by hand may have
+        them with every strategy.
+        """
+        strategy = strategy_of(sharding_type)
+        kernels = strategy.kernels(compute_device_type)
+        dense = EmbeddingComputeKernel.DENSE.value
+        return [kernel for kernel in kernels if strategy.replicated or kernel != dense]
 
 
 class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):

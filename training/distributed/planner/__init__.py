@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from tessera.training.distributed.planner.constraints import (
+        ParameterConstraints as ParameterConstraints,
+    )
     from tessera.training.distributed.planner.enumerators import (
         EmbeddingEnumerator as EmbeddingEnumerator,
     )
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
         EmbeddingShardingPlanner as EmbeddingShardingPlanner,
     )
     from tessera.training.distributed.planner.types import (
-        ParameterConstraints as ParameterConstraints, PlannerError as PlannerError,
-        PlannerErrorType as PlannerErrorType, ShardingOption as ShardingOption,
+        PlannerError as PlannerError, PlannerErrorType as PlannerErrorType,
+        ShardingOption as ShardingOption,
     )
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -106,7 +106,12 @@ class EmbeddingEnumerator(Enumerator):
         features, is_pooled, is_weighted = _describe(child, name)
         if wanted.is_weighted is not None:
             is_weighted = wanted.is_weighted
+        _check_constraint(name, features, wanted, topology.compute_device)
         lengths = _input_lengths(name, features, wanted.pooling_factors)
+        batch_size = wanted.batch_size or self._batch_size
+        bags = None
+        if wanted.num_poolings is not None or wanted.batch_sizes is not None:
+            bags = wanted.bags_per_sample(batch_size, len(lengths))
         rows, columns = weight.shape
         table = TableToCut(
             rows=rows,
@@ -130,7 +135,8 @@ class EmbeddingEnumerator(Enumerator):
                     tensor=weight,
                     module=(path, child),
                     input_lengths=lengths,
-                    batch_size=wanted.batch_size or self._batch_size,
+                    batch_size=batch_size,
+                    bags_per_sample=bags,
                     sharding_type=kind,
                     compute_kernel=kernel,
                     shards=[Shard(size, offset) for size, offset in pieces],
@@ -188,6 +194,27 @@ def _describe(child: nn.Module, table: str) -> tuple[list[str], bool, bool]:
                     return list(config.feature_names), pooled, bool(weighted and weighted())
     # A plain nn.EmbeddingBag: one feature.
     return [table], isinstance(child, nn.EmbeddingBag), False
+
+
+def _check_constraint(
+    table: str, features: list[str], wanted: ParameterConstraints, compute_device: str
+) -> None:
+    """Refuse a constraint that is of other features or devices.
+
+    Raises:
+        PlannerError: naming the table, what was given and what there is.
+    """
+    if wanted.feature_names is not None and sorted(wanted.feature_names) != sorted(features):
+        raise PlannerError(
+            f"table {table!r}: feature_names of its constraints are {wanted.feature_names}; the "
+            f"table serves {features}"
+        )
+    if wanted.device_group not in {None, compute_device}:
+        raise PlannerError(
+            f"table {table!r}: device_group is {wanted.device_group!r}, but the topology's devices are "
+            f"{compute_device!r}",
+            PlannerErrorType.STRICT_CONSTRAINTS,
+        )
 
 
 def _input_lengths(table: str, features: list[str], given: list[float]) -> list[float]:

@@ -165,7 +165,11 @@ def balanced_table_wise_plan(
     local_size = get_local_size(env.world_size)
     plan: dict[str, EmbeddingModuleShardingPlan] = {}
     for path, (module, sharder) in modules.items():
-        whole = {name: table_wise(rank) for (of, name), rank in rank_of.items() if of == path}
+        offered = sharder.compute_kernels(ShardingType.TABLE_WISE.value, device_type)
+        kernel = next(name for name in ("fused", *offered) if name in offered)
+        whole = {
+            name: table_wise(rank, kernel) for (of, name), rank in rank_of.items() if of == path
+        }
         plan[path] = construct_module_sharding_plan(
             module, whole, sharder, local_size, env.world_size, device_type
         )

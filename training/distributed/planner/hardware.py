@@ -15,16 +15,20 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bytes of device memory (``hbm``) and of host memory (``ddr``)."""
+    """Bytes of device memory (``hbm``), of host memory (``ddr``) and of solid-state disks (``ssd``).
+
+    No kernel here keeps rows on a disk; an estimator of a program's own may.
+    """
 
     hbm: int = 0
     ddr: int = 0
+    ssd: int = 0
 
     def __add__(self, other: Storage) -> Storage:
-        return Storage(self.hbm + other.hbm, self.ddr + other.ddr)
+        return Storage(self.hbm + other.hbm, self.ddr + other.ddr, self.ssd + other.ssd)
 
     def __sub__(self, other: Storage) -> Storage:
-        return Storage(self.hbm - other.hbm, self.ddr - other.ddr)
+        return Storage(self.hbm - other.hbm, self.ddr - other.ddr, self.ssd - other.ssd)
 
     def on(self, compute_device: str) -> int:
         """The bytes of the memory that belongs to ``cuda`` or ``cpu``."""
@@ -84,11 +88,13 @@ class Topology:
         compute_device: ``cuda`` or ``cpu``.
         hbm_cap: bytes of device memory per rank; None: an H200's, 0 on a CPU.
         ddr_cap: bytes of host memory per rank.
-        local_world_size: ranks per host; None: ``LOCAL_WORLD_SIZE``, else all on one host.
+        local_world_size: ranks per host; None: ``LOCAL_WORLD_SIZE``, else all on one host.  A host
+            that has room for more ranks than there are holds all of them.
         hbm_mem_bw: bytes per second of device memory; also ``ddr_mem_bw`` of host memory,
             ``hbm_to_ddr_mem_bw`` between them, ``intra_host_bw`` between ranks of one host and
             ``inter_host_bw`` between hosts, per rank and direction.
         bwd_compute_multiplier: time of a backward pass of tables over that of its forward pass.
+        ssd_cap: bytes of disk per rank, for shards whose estimator says that they take some.
 
     Raises:
         ValueError: a size or a bandwidth that is not positive, an unknown device, or hosts that
@@ -109,6 +115,7 @@ class Topology:
         intra_host_bw: float | None = None,
         inter_host_bw: float | None = None,
         bwd_compute_multiplier: float = constants.BWD_COMPUTE_MULTIPLIER,
+        ssd_cap: int = 0,
     ) -> None:
         refuse_unknown("compute_device", compute_device, ("cpu", "cuda"))
         on_gpu = compute_device == "cuda"
@@ -116,8 +123,10 @@ class Topology:
         self.compute_device = compute_device
         self.local_world_size = positive(
             "local_world_size",
-            local_world_size
-            or min(world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size))),
+            min(
+                world_size,
+                local_world_size or int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            ),
         )
         if world_size % self.local_world_size:
             raise ValueError(
@@ -127,7 +136,8 @@ class Topology:
         if hbm_cap is None:
             hbm_cap = constants.H200_HBM_CAP if on_gpu else 0
         ddr_cap = constants.DDR_CAP if ddr_cap is None else ddr_cap
-        self.devices = [DeviceHardware(r, Storage(hbm_cap, ddr_cap)) for r in range(world_size)]
+        caps = Storage(hbm_cap, ddr_cap, ssd_cap)
+        self.devices = [DeviceHardware(r, caps) for r in range(world_size)]
         self.hbm_mem_bw = positive("hbm_mem_bw", hbm_mem_bw)
         self.ddr_mem_bw = positive("ddr_mem_bw", ddr_mem_bw)
         self.hbm_to_ddr_mem_bw = positive("hbm_to_ddr_mem_bw", hbm_to_ddr_mem_bw)

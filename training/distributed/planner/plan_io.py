@@ -22,7 +22,13 @@ from tessera.training.distributed.sharding.registry import strategy_of
 FORMAT = "tessera sharding plan 1"
 
 # What constraints say besides a place; plan files do not hold it.
-_SETTINGS = ("cache_params", "enforce_hbm", "stochastic_rounding", "bounds_check_mode")
+_SETTINGS = (
+    "cache_params",
+    "enforce_hbm",
+    "stochastic_rounding",
+    "bounds_check_mode",
+    "output_dtype",
+)
 
 
 def to_sharding_plan(options: list[ShardingOption], topology: Topology) -> ShardingPlan:

@@ -35,13 +35,15 @@ _ROWWISE_STATES = {
 
 def _traffic(option: ShardingOption, shard: Shard, topology: Topology) -> Traffic:
     rows = option.tensor.shape[0]
+    bags = option.bags_per_sample or [1.0] * len(option.input_lengths)
+    ids = [count * length for count, length in zip(bags, option.input_lengths, strict=True)]
     return strategy_of(option.sharding_type).traffic(
         Step(
             batch_size=option.batch_size,
             ranks=topology.world_size,
             ranks_per_host=topology.local_world_size,
-            ids_per_sample=sum(option.input_lengths),
-            features=len(option.input_lengths),
+            ids_per_sample=sum(ids),
+            features=sum(bags),
             rows_share=shard.size[0] / rows if rows else 0.0,
             is_pooled=option.is_pooled,
         )

@@ -35,7 +35,8 @@ def _less(topology: Topology, fraction: float, fixed_bytes: int) -> Topology:
                 PlannerErrorType.INSUFFICIENT_STORAGE,
             )
         on_gpu = topology.compute_device == "cuda"
-        left.append(Storage(rest, device.storage.ddr) if on_gpu else Storage(0, rest))
+        ddr, ssd = device.storage.ddr, device.storage.ssd
+        left.append(Storage(rest, ddr, ssd) if on_gpu else Storage(0, rest, ssd))
     return topology.with_storage(left)
 
 
@@ -43,15 +44,16 @@ class FixedPercentageStorageReservation(StorageReservation):
     """A part of every rank's memory.
 
     Args:
-        percentage: the part as a fraction, 0 to below 1 (TorchRec's name for it).
+        percentage: the part as a fraction, 0 to 1 (TorchRec's name for it); with 1 nothing is left,
+            and only tables that take no memory of the compute device fit.
 
     Raises:
         ValueError: another fraction.
     """
 
     def __init__(self, percentage: float) -> None:
-        if not 0 <= percentage < 1:
-            raise ValueError(f"percentage is {percentage}; give a fraction from 0 to below 1")
+        if not 0 <= percentage <= 1:
+            raise ValueError(f"percentage is {percentage}; give a fraction from 0 to 1")
         self._fraction = percentage
 
     def reserve(
@@ -125,7 +127,9 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         for _, part, sharder in found:
             for name in sharder.shardable_parameters(part):
                 wanted = constraints.get(name) or ParameterConstraints()
-                bags = (wanted.batch_size or batch_size) * sum(wanted.pooling_factors)
-                ids += bags * (constants.ID_BYTES + constants.WEIGHT_BYTES)
+                per_sample = wanted.batch_size or batch_size
+                ids += wanted.ids_per_step(per_sample) * (
+                    constants.ID_BYTES + constants.WEIGHT_BYTES
+                )
         # Two batches are on the way while a third is worked on.
         return dense + int(3 * ids)

@@ -9,27 +9,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum, unique
 from typing import Any
 
 from torch import Tensor, nn
 
-from tessera.errors import UserError
-from tessera.training.distributed.plan.plan_types import (
-    BoundsCheckMode,
-    CacheParams,
-    ShardingPlan,
-)
+from tessera.errors import UserError, refuse_unknown
+from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
-from tessera.training.distributed.planner import constants
-from tessera.training.distributed.planner.hardware import (
-    DeviceHardware,
-    Perf,
-    Storage,
-    Topology,
-    positive,
-)
+from tessera.training.distributed.planner.constraints import ParameterConstraints
+from tessera.training.distributed.planner.hardware import DeviceHardware, Perf, Storage, Topology
 from tessera.training.distributed.sharding.registry import PartitionByType, strategy_of
 
 __all__ = [
@@ -92,6 +82,9 @@ class Shard:
         return self.rank
 
 
+_PLACES = [kind.value for kind in PartitionByType]
+
+
 @dataclass(eq=False)
 class ShardingOption:
     """One way to shard one table.
@@ -103,12 +96,14 @@ class ShardingOption:
         input_lengths: ids per bag, one per feature.
         batch_size: samples per rank and step.
         sharding_type: the strategy's name.
-        partition_by: see `PartitionByType`.
         compute_kernel: see `EmbeddingComputeKernel`.
         shards: the rectangles that the table is cut into.
         constraints: what the caller said of this table; None: nothing.
         is_pooled: bags are pooled; otherwise every id gives a vector.
         is_weighted: ids carry weights.
+        bags_per_sample: bags of each feature in a sample; None: one of each.
+        partition_by: on which ranks a partitioner may put the shards, a `PartitionByType` or its name;
+            None: as the strategy says.
     """
 
     name: str
@@ -122,11 +117,17 @@ class ShardingOption:
     constraints: ParameterConstraints | None = None
     is_pooled: bool = True
     is_weighted: bool = False
+    _: KW_ONLY
+    bags_per_sample: list[float] | None = None
+    partition_by: Any = None
 
-    @property
-    def partition_by(self) -> PartitionByType:
-        """On which ranks a partitioner may put the shards."""
-        return strategy_of(self.sharding_type).placed
+    def __post_init__(self) -> None:
+        if self.partition_by is None:
+            self.partition_by = strategy_of(self.sharding_type).placed
+        refuse_unknown(
+            "partition_by", str(getattr(self.partition_by, "value", self.partition_by)), _PLACES
+        )
+        self.partition_by = PartitionByType(self.partition_by)
 
     @property
     def fqn(self) -> str:
@@ -146,11 +147,12 @@ class ShardingOption:
     @property
     def total_storage(self) -> Storage:
         """The memory that all pieces take together."""
-        hbm = ddr = 0
+        hbm = ddr = ssd = 0
         for shard in self.shards:
             hbm += shard.used.hbm
             ddr += shard.used.ddr
-        return Storage(hbm, ddr)
+            ssd += shard.used.ssd
+        return Storage(hbm, ddr, ssd)
 
     @property
     def total_perf(self) -> float:
@@ -178,52 +180,6 @@ def per_rank(
         for shard in option.shards:
             totals[shard.place] += value(shard)
     return totals
-
-
-@dataclass
-class ParameterConstraints:
-    """What the caller knows or wants of one table.
-
-    Attributes:
-        sharding_types: the only ones to consider; None: all that the sharder offers.
-        compute_kernels: the only ones to consider; None: all that the sharder offers.
-        min_partition: fewest columns of a column shard; None: `constants.MIN_CW_DIM`.
-        pooling_factors: ids per bag, one per feature of the table (or one for all).
-        batch_size: samples per rank and step of this table's features; None: the planner's.
-        is_weighted: ids carry weights; None: as the module says.
-        cache_params: cache of ``fused_uvm_caching``.
-        enforce_hbm: only kernels whose rows lie in device memory.
-        stochastic_rounding: of fp16 tables' updates.
-        bounds_check_mode: what an id outside the table does.
-
-    Raises:
-        ValueError: an unknown strategy, or a number that is not positive.
-    """
-
-    sharding_types: list[str] | None = None
-    compute_kernels: list[str] | None = None
-    min_partition: int | None = None
-    pooling_factors: list[float] = field(default_factory=lambda: [constants.POOLING_FACTOR])
-    _: KW_ONLY
-    batch_size: int | None = None
-    is_weighted: bool | None = None
-    cache_params: CacheParams | None = None
-    enforce_hbm: bool | None = None
-    stochastic_rounding: bool | None = None
-    bounds_check_mode: BoundsCheckMode | None = None
-
-    def __post_init__(self) -> None:
-        if self.sharding_types is not None:
-            self.sharding_types = [
-                strategy_of(kind, "an entry of sharding_types").name for kind in self.sharding_types
-            ]
-        if self.min_partition is not None:
-            positive("min_partition", self.min_partition)
-        if self.batch_size is not None:
-            positive("batch_size", self.batch_size)
-        for factor in self.pooling_factors:
-            if factor < 0:
-                raise ValueError(f"pooling_factors has {factor}; give 0 or more ids per bag")
 
 
 @unique

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tessera.errors import refuse_unknown
-from tessera.training.distributed.plan.plan_types import ParameterSharding
+from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
 from tessera.training.distributed.plan.shard_sizes import Piece, TableToCut, column_blocks
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.sharding.registry import ShardingStrategy
+from tessera.training.optim.optimizers import IN_BACKWARD_OPTIMIZERS
 
 ParameterShardingGenerator = Callable[
     [nn.Parameter, int, int, str, ModuleSharder[Any]], ParameterSharding
@@ -31,11 +33,29 @@ def placement(compute_device: str, rank: int, local_size: int) -> str:
 
 
 def _kernel(
-    wanted: str | None, sharding_type: str, device_type: str, sharder: ModuleSharder[Any]
+    wanted: str | None,
+    param: nn.Parameter,
+    sharding_type: str,
+    device_type: str,
+    sharder: ModuleSharder[Any],
 ) -> str:
     offered = sharder.compute_kernels(sharding_type, device_type)
+    if "fused" in offered:
+        offered = ["dense", *offered]
+        if wanted is None and hasattr(param, IN_BACKWARD_OPTIMIZERS):
+            return "fused"
+        if wanted is None:
+            settings = getattr(sharder, "fused_params", None) or {}
+            if sharding_type != ShardingType.DATA_PARALLEL.value and "optimizer" in settings:
+                warnings.warn(
+                    f"the sharder's optimizer ({settings['optimizer']}) does not update a table that "
+                    f"the plan places {sharding_type} without a compute_kernel: its rows are ordinary "
+                    "parameters, as in TorchRec; give compute_kernel='fused', or 'dense' to say so",
+                    stacklevel=4,
+                )
+            return "dense"
     if wanted is None:
-        return next((kernel for kernel in ("fused", "quant") if kernel in offered), offered[0])
+        return offered[0]
     refuse_unknown(f"compute_kernel for {sharding_type} on {device_type}", wanted, offered)
     return wanted
 
@@ -49,7 +69,9 @@ def placed_by(
 
     Args:
         strategy: whose shards they are.
-        compute_kernel: None: the best one that the sharder offers.
+        compute_kernel: None, as in TorchRec: ``fused`` for a table whose optimizer works in the
+            backward pass (`apply_optimizer_in_backward`), else ``dense``; of quantized tables the
+            first one that the sharder offers.
         shards_of: the shards of a table; it may raise ValueError for one that it cannot cut.
     """
 
@@ -75,7 +97,7 @@ def placed_by(
             )
         return ParameterSharding(
             sharding_type=strategy.name,
-            compute_kernel=_kernel(compute_kernel, strategy.name, device_type, sharder),
+            compute_kernel=_kernel(compute_kernel, param, strategy.name, device_type, sharder),
             ranks=[rank for _, rank in shards],
             sharding_spec=spec,
         )

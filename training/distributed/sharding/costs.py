@@ -29,7 +29,7 @@ class Step:
     ranks: int
     ranks_per_host: int
     ids_per_sample: float  # of all features of the table together
-    features: int  # that the table serves
+    features: float  # that the table serves; bags of a sample, where it has several of a feature
     rows_share: float  # of the table's rows in the shard, 0 to 1
     is_pooled: bool  # whether a bag has one vector; otherwise each id has one
 

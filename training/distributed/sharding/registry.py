@@ -38,8 +38,8 @@ UnpooledDist = BaseEmbeddingDist[Any, Tensor, Tensor]
 
 
 @unique
-class PartitionByType(Enum):
-    """On which ranks the planner may put the shards of a table."""
+class PartitionByType(str, Enum):
+    """On which ranks the planner may put the shards of a table; equal to its name in lower case."""
 
     DEVICE = "device"  # any shard on any rank
     HOST = "host"  # all shards on the ranks of one host

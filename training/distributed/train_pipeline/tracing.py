@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tessera.errors import UserError
 from tessera.training.distributed.plan.sharded_module import ShardedModule, outermost
+from tessera.training.sparse.wrapped_steps import wrapped_functions_take_sparse_types
 
 
 @dataclass
@@ -94,7 +95,8 @@ def trace(model: nn.Module) -> fx.Graph:
         UserError: the forward pass cannot be traced.
     """
     try:
-        return Tracer(plain_modules(model)).trace(model)
+        with wrapped_functions_take_sparse_types():
+            return Tracer(plain_modules(model)).trace(model)
     except Exception as error:
         raise UserError(
             f"the forward pass of {type(model).__name__} cannot be traced, so its input cannot be "

@@ -30,7 +30,7 @@ def column_wise(
         ranks: the rank of each block; a rank may hold several.  None: the first ranks, one block
             each.
         size_per_rank: columns of each block; None: equal blocks.
-        compute_kernel: None: the best one that the sharder offers.
+        compute_kernel: None: see `by_hand.placed_by`.
 
     Raises:
         ValueError: both are None.

@@ -28,7 +28,7 @@ def row_wise(
 
     Args:
         sizes: rows of each rank; None: ``ceil(rows / ranks)`` each, less or none on the last.
-        compute_kernel: None: the best one that the sharder offers.
+        compute_kernel: None: see `by_hand.placed_by`.
     """
 
     def shards(table: TableToCut) -> by_hand.Shards:

@@ -26,7 +26,7 @@ def table_column_wise(
     Args:
         host_index: the node.
         size_per_rank: columns of each of its ranks, from its first on; None: equal blocks.
-        compute_kernel: None: the best one that the sharder offers.
+        compute_kernel: None: see `by_hand.placed_by`.
     """
 
     def shards(table: TableToCut) -> by_hand.Shards:
