@@ -8,6 +8,7 @@ importing ``fbgemm_gpu`` costs seconds and registers far more than it needs.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -125,6 +126,26 @@ def load_libraries(names: Iterable[str]) -> None:
                     f"operator library {name!r} ({path}) does not register {operator}; "
                     f"{library.remedy}"
                 )
+
+
+def cpu_kernels() -> str:
+    """The instruction set whose kernels the operators use here: scalar, avx2, avx512 or amx.
+
+    Raises:
+        LibraryError: the operators are not there, do not load, or are of an older tessera.
+    """
+    load_libraries(["tessera_ops"])
+    library = ctypes.CDLL(str(library_path("tessera_ops")))
+    try:
+        name = library.tessera_cpu_kernels
+    except AttributeError:
+        remedy = LIBRARIES["tessera_ops"].remedy
+        raise LibraryError(
+            f"operator library 'tessera_ops' is older than this tessera; {remedy}"
+        ) from None
+    name.restype = ctypes.c_char_p
+    found: bytes = name()
+    return found.decode()
 
 
 def fbgemm_version() -> str:

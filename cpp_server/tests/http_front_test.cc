@@ -24,8 +24,9 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kBigBytes = 32 * 1024 * 1024;
-constexpr const char* kPost = "POST /now HTTP/1.1\r\nContent-Length: 9\r\n\r\nsome body";
-constexpr const char* kGet = "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n";
+constexpr const char* kPost =
+    "POST /now HTTP/1.1\r\nConnection: close\r\nContent-Length: 9\r\n\r\nsome body";
+constexpr const char* kGet = "GET /hello HTTP/1.1\r\nConnection: close\r\n\r\n";
 
 class Client {
  public:
@@ -79,18 +80,23 @@ HttpAnswer page(const std::string& path) {
 }
 
 // Answers /later from another thread, and all else at once.
-void post_page(const std::string& path, const std::string& body, HttpDone done) {
-  const HttpAnswer answer{.body = path + " had '" + body + "'"};
-  if (path == "/never") return;
-  if (path != "/later") return done(answer);
-  std::thread([=, done = std::move(done)] { done(answer); }).detach();
+std::shared_ptr<HttpCall> post_page(const HttpRequest& request, HttpDone done) {
+  const std::string& path = request.head.path;
+  const HttpAnswer answer{.body = path + " had '" + request.body + "'"};
+  if (path == "/later") {
+    std::thread([=, done = std::move(done)] { done(answer); }).detach();
+  } else if (path != "/never") {
+    done(answer);
+  }
+  return nullptr;
 }
 
 // A front on a free port, in which nobody has taken too long unless a test says so.
 struct HttpFrontTest : testing::Test {
   static constexpr Duration kLong = std::chrono::hours(1);
 
-  HttpFront& start(int max_connections, HttpTimes times = {kLong, kLong, kLong, kLong, kLong}) {
+  HttpFront& start(int max_connections,
+                   HttpTimes times = {kLong, kLong, kLong, kLong, kLong, kLong}) {
     const HttpOptions options{
         .host = "127.0.0.1", .port = 0, .max_connections = max_connections, .times = times};
     front = std::make_unique<HttpFront>(
@@ -114,7 +120,7 @@ struct HttpFrontTest : testing::Test {
 TEST_F(HttpFrontTest, AnswersARequestInPiecesAndEndsTheConnection) {
   start(4);
   Client slow = client();
-  slow.say("GET /hello HTTP").say("/1.1\r\nHost: x\r\n").say("\r\n");
+  slow.say("GET /hello HTTP").say("/1.1\r\nConnection: close\r\n").say("\r\n");
   const std::string answer = slow.hear();
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
   EXPECT_TRUE(answer.ends_with("page of /hello")) << answer;
@@ -134,12 +140,12 @@ TEST_F(HttpFrontTest, AnswersAPostWhenItsBodyHasCome) {
   start(4);
   for (const std::string path : {"/now", "/later"}) {
     Client slow = client();
-    slow.say("POST " + path + " HTTP/1.1\r\ncontent-LENGTH:  9 \r\n\r\nso").say("me b").say("ody");
+    slow.say("POST " + path + " HTTP/1.0\r\ncontent-LENGTH:  9 \r\n\r\nso").say("me b").say("ody");
     const std::string answer = slow.hear();
     EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
     EXPECT_TRUE(answer.ends_with(path + " had 'some body'")) << answer;
   }
-  const std::string empty = client().say("POST /now HTTP/1.1\r\n\r\n").hear();
+  const std::string empty = client().say("POST /now HTTP/1.0\r\n\r\n").hear();
   EXPECT_TRUE(empty.ends_with("/now had ''")) << empty;
 }
 
@@ -162,6 +168,91 @@ TEST_F(HttpFrontTest, RefusesPostsThatItDoesNotHear) {
   }
 }
 
+// So many bytes, or what came before the end.
+std::string hear_all(Client& client, std::size_t bytes) {
+  std::string all;
+  while (all.size() < bytes) {
+    const std::string more = client.hear(bytes - all.size());
+    if (more.empty()) break;
+    all += more;
+  }
+  return all;
+}
+
+TEST_F(HttpFrontTest, KeepsAConnectionForFurtherRequests) {
+  start(4);
+  Client kept = client();
+  const std::string get = http_response({.body = "page of /hello"}, true, true);
+  const std::string posted = http_response({.body = "/later had 'abc'"}, true, true);
+  for (int i = 0; i < 3; ++i) {
+    kept.say("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_EQ(hear_all(kept, get.size()), get);
+    kept.say("POST /later HTTP/1.1\r\nContent-Length: 3\r\n\r\na").say("bc");
+    EXPECT_EQ(hear_all(kept, posted.size()), posted);
+  }
+  kept.say(kGet);
+  EXPECT_TRUE(kept.hear().ends_with("Connection: close\r\n\r\npage of /hello"));
+}
+
+TEST_F(HttpFrontTest, AnswersOneOfTwoRequestsThatComeTogether) {
+  start(4);
+  const std::string get = "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n";
+  const std::string answer = client().say(get + get).hear();
+  EXPECT_EQ(answer, http_response({.body = "page of /hello"}));
+}
+
+TEST_F(HttpFrontTest, AsksForABodyThatIsAnnounced) {
+  start(4);
+  Client waits = client();
+  waits.say("POST /now HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+  const std::string asked = "HTTP/1.1 100 Continue\r\n\r\n";
+  EXPECT_EQ(hear_all(waits, asked.size()), asked);
+  EXPECT_TRUE(waits.say("ab").hear().ends_with("/now had 'ab'"));
+}
+
+TEST_F(HttpFrontTest, EndsConnectionsWithTheirNextAnswer) {
+  start(4).announce_end();
+  EXPECT_EQ(client().say("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n").hear(),
+            http_response({.body = "page of /hello"}));
+}
+
+TEST_F(HttpFrontTest, BodiesThatComeHaveABound) {
+  constexpr std::size_t kBody = 1'000'000;
+  const HttpOptions options{.host = "127.0.0.1",
+                            .port = 0,
+                            .max_connections = 4,
+                            .max_bodies_bytes = kBody / 2,
+                            .most_body_bytes = [](const std::string&) { return kBody; },
+                            .times = {kLong, kLong, kLong, kLong, kLong, kLong}};
+  front = std::make_unique<HttpFront>(
+      options, page, post, [] {}, log);
+  const auto ask_with = [this](std::size_t bytes) {
+    const std::string head = text("POST /now HTTP/1.0\r\nContent-Length: ", bytes, "\r\n\r\n");
+    return client().say(head + std::string(bytes, 'x')).hear();
+  };
+  for (int i = 0; i < 3; ++i) {  // and what was taken is given back
+    const std::string refused = ask_with(kBody);
+    EXPECT_TRUE(refused.starts_with("HTTP/1.1 429 ")) << refused;
+    EXPECT_NE(refused.find("the server is full: bodies of requests over HTTP take "), refused.npos);
+    EXPECT_TRUE(ask_with(kBody / 2).starts_with("HTTP/1.1 200 "));
+  }
+}
+
+// What a POST has begun, and whether it has been given up.
+struct GivenUp : HttpCall {
+  explicit GivenUp(std::promise<void>& when) : given_up(when) {}
+  void cancel() override { given_up.set_value(); }
+  std::promise<void>& given_up;
+};
+
+TEST_F(HttpFrontTest, WhoGoesGivesUpWhatItAskedFor) {
+  std::promise<void> given_up;
+  post = [&](const HttpRequest&, const HttpDone&) { return std::make_shared<GivenUp>(given_up); };
+  start(4);
+  { client().say(kPost); }
+  given_up.get_future().wait();
+}
+
 TEST_F(HttpFrontTest, WhoWaitsForAnOutcomeHasItsLimitAndMayGo) {
   start(4, {kLong, kLong, kLong, kLong, std::chrono::milliseconds(20)});
   EXPECT_EQ(client().say("POST /never HTTP/1.1\r\n\r\n").hear(), "");
@@ -178,9 +269,10 @@ TEST_F(HttpFrontTest, WhoWaitsForAnOutcomeHasItsLimitAndMayGo) {
 TEST_F(HttpFrontTest, AnAnswerThatComesAfterTheEndIsDropped) {
   HttpDone late;
   std::promise<void> asked;
-  post = [&](const std::string&, const std::string&, HttpDone done) {
+  post = [&](const HttpRequest&, HttpDone done) {
     late = std::move(done);
     asked.set_value();
+    return std::shared_ptr<HttpCall>();
   };
   start(4);
   Client waiting = client();
@@ -197,7 +289,7 @@ TEST_F(HttpFrontTest, TheOldestWithoutACompleteRequestMakesRoom) {
   Client slow = client();
   slow.say("GET /he");
   Client busy = client();
-  busy.say("GET /big HTTP/1.1\r\n\r\n");
+  busy.say("GET /big HTTP/1.0\r\n\r\n");
   EXPECT_EQ(busy.hear(1).size(), 1u);  // its answer is on its way
   EXPECT_NE(ask(), "");
   EXPECT_EQ(silent.hear(), "");
@@ -212,7 +304,7 @@ TEST_F(HttpFrontTest, WhoDoesNotTakeTheAnswerGoesWhenNobodyElseCan) {
   std::vector<Client> stuck;
   for (int i = 0; i < 2; ++i) {
     stuck.push_back(client());
-    stuck.back().say("GET /big HTTP/1.1\r\n\r\n").hear(1);
+    stuck.back().say("GET /big HTTP/1.0\r\n\r\n").hear(1);
   }
   EXPECT_NE(ask(), "");
 }
@@ -232,7 +324,7 @@ TEST_F(HttpFrontTest, EveryStepHasItsLimit) {
       {.first_byte = kLong, .request = kLong, .answer = brief, .ending = kLong, .outcome = kLong});
   const std::ptrdiff_t before = descriptors();
   Client stuck = client();
-  stuck.say("GET /big HTTP/1.1\r\n\r\n").hear(1);
+  stuck.say("GET /big HTTP/1.0\r\n\r\n").hear(1);
   wait_for_descriptors(before + 1);  // the server's end is closed
   EXPECT_LT(stuck.hear().size(), kBigBytes);
 }

@@ -116,7 +116,9 @@ struct RepositoryCallsTest : testing::Test {
   HttpAnswer post(const std::string& path, const std::string& body = "") const {
     std::promise<HttpAnswer> answered;
     const ServerFacts facts{registry, clock, "1.2.3", [] { return false; }, control};
-    answer_repository_post(facts, "/v2/repository/" + path, body,
+    HttpRequest request{.head = {}, .body = body, .peer = {}, .held = nullptr};
+    request.head.path = "/v2/repository/" + path;
+    answer_repository_post(facts, request,
                            [&](HttpAnswer answer) { answered.set_value(std::move(answer)); });
     return answered.get_future().get();
   }

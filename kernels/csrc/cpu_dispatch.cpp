@@ -87,3 +87,6 @@ const CpuKernels& cpu_kernels() {
 }
 
 }  // namespace tessera
+
+// For kernels/libraries.py, which calls it without torch.
+extern "C" const char* tessera_cpu_kernels() { return tessera::cpu_kernels().name; }

@@ -67,6 +67,10 @@ class QueueFullError(ServeError):
         super().__init__(Code.RESOURCE_EXHAUSTED, message, RejectReason.QUEUE_FULL)
 
 
+class TooLargeError(InvalidRequestError):
+    """A body over HTTP that has more bytes than a message may have."""
+
+
 class DeadlineError(ServeError):
     """The client's deadline passed before the work began; the work was not done."""
 

@@ -28,6 +28,7 @@ from tessera.serving.server.front.pages import MakePages, Pages
 from tessera.serving.server.front.predict_service import PredictService
 from tessera.serving.server.front.recent_requests import RecentRequests
 from tessera.serving.server.front.repository_methods import RepositoryMethods
+from tessera.serving.server.front.rest_infer import OwnScores, RestInfer
 from tessera.serving.server.front.shadowing import Shadowing
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
@@ -130,17 +131,18 @@ class Server:
             counted=lambda model: self._http.counted(model),  # noqa: PLW0108 - it is made below
             log=log,
         )
+        self._predict_service = PredictService(
+            registry=self._registry,
+            metrics=self._metrics,
+            admission=self._admission,
+            shadowing=Shadowing(self._budget, self._metrics.versions, log),
+            recent=self._recent if self._manager is not None else None,
+            log=self._log,
+            log_requests=config.log_level == "debug",
+        )
         self._http = (make_pages or self._make_http_front)(self._metrics, self.state)
         self._grpc = GrpcFront(
-            predict_service=PredictService(
-                registry=self._registry,
-                metrics=self._metrics,
-                admission=self._admission,
-                shadowing=Shadowing(self._budget, self._metrics.versions, log),
-                recent=self._recent if self._manager is not None else None,
-                log=self._log,
-                log_requests=config.log_level == "debug",
-            ),
+            predict_service=self._predict_service,
             metadata=self._kserve,
             repository=self._repository,
             health=self._health,
@@ -178,6 +180,11 @@ class Server:
             status_page=StatusPage(metrics.models, time.monotonic, self._shown_versions),
             state=state,
             calls=self._kserve,
+            infer=RestInfer(
+                OwnScores(self._predict_service, self._budget),
+                max_inflight_bytes=self._config.max_inflight_bytes,
+                max_message_bytes=self._config.max_message_bytes,
+            ),
             repository=self._repository,
             max_connections=self._config.max_http_connections,
             log=self._log,

@@ -17,6 +17,7 @@ from tessera.errors import UserError
 from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.front.http_front import HttpFront
 from tessera.serving.server.front.pages import Pages
+from tessera.serving.server.front.rest_infer import RestInfer
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.front.worker_calls import WorkerCalls
 from tessera.serving.server.log import make_logger
@@ -103,11 +104,17 @@ def run_pages(
             contents = [slots.read(slot) for slot in range(slots.count)]
             totals.take([*page.models, page.unresolved], contents, slots.restarts)
 
+        workers = WorkerCalls(config)
         front = HttpFront(
             metrics=page,
             status_page=StatusPage(page.models, time.monotonic),
             state=state,
-            calls=WorkerCalls(config),
+            calls=workers,
+            infer=RestInfer(
+                workers,
+                max_inflight_bytes=config.max_inflight_bytes,
+                max_message_bytes=config.max_message_bytes,
+            ),
             max_connections=config.max_http_connections,
             log=log,
             refresh=refresh,

@@ -53,6 +53,7 @@ def test_metadata_of_the_server(server):
     (build,) = server.families()["tessera_build_info"].samples
     assert (found.name, found.version) == ("tessera", build.labels["version"])
     assert list(found.extensions) == [
+        "binary_tensor_data",
         "model_configuration",
         "model_repository",
         "schedule_policy",

@@ -107,6 +107,55 @@ def test_every_call_of_the_client(server, drawn):
     assert told["unknown_call"] == "StatusCode.UNIMPLEMENTED"
 
 
+def test_every_call_of_the_client_over_http(server, drawn):
+    message = drawn.samples(5)
+    tensors = [
+        (name, datatype, shape, content.hex())
+        for name, datatype, shape, content in tensors_of(message)
+    ]
+    told = triton_client("--http", server.http_address, input=json.dumps(tensors))
+    wanted = np.asarray(scores_of(server.predict(message)), "<f4").tobytes().hex()
+    assert told["live"]
+    assert told["ready"]
+    assert told["model_ready"]
+    assert told["version_ready"]
+    assert not told["nobody_ready"]
+    assert told["server"]["name"] == "tessera"
+    assert "binary_tensor_data" in told["server"]["extensions"]
+    assert [one["name"] for one in told["metadata"]["inputs"]] == [name for name, *_ in tensors]
+    assert told["config"]["backend"] == "tessera"
+    assert [one["state"] for one in told["index"]] == ["READY", "READY"]
+    assert told["scores"] == [wanted] * 16
+    assert told["response"] == {
+        "model_name": "ranker",
+        "model_version": "3",
+        "id": "an id",
+        "outputs": [{"name": "default", "datatype": "FP32", "shape": [5]}],
+    }
+    assert told["statistics"]["model_stats"][0]["inference_count"] >= 16 * 5
+    assert told["all_statistics"] == 2
+    assert told["refusal"] == [
+        "404",
+        "model_name 'nobody' is unknown; this server has 'ranker', 'second'",
+    ]
+    assert told["unknown_call"] == "404"
+
+
+def test_the_example_of_the_page_over_http(server, package, tmp_path):
+    """docs/rest.md: a request."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.with_name("rest.md").read_text(), re.DOTALL)
+    code = code.replace("127.0.0.1:8002", server.http_address).replace("model.pt", str(package))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    assert re.fullmatch(r"\[\S+ +\S+\]\n", done.stdout)
+
+
 def test_the_examples_of_the_page(server, package, drawn, tmp_path):
     """docs/kserve.md: a request, and requests for perf_analyzer."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -5,6 +5,10 @@
 It stands apart from Tessera's own messages, as a user of that client does.  TENSORS.json
 has [name, datatype, shape, hexadecimal bytes] for each input.  Prints what the client was told, as JSON.
 
+    python triton_client.py --http HOST:PORT < TENSORS.json
+
+does the same over HTTP.
+
     python triton_client.py --repository HOST:PORT MODEL
 
 loads and unloads MODEL instead, which serves version 1 and has version 2 in its folder.
@@ -109,6 +113,65 @@ def speak(address, tensors):
     return told
 
 
+def speak_http(address, tensors):
+    import tritonclient.http as triton
+
+    client = triton.InferenceServerClient(address, concurrency=2)
+
+    def made(*, binary):
+        for name, datatype, shape, content in tensors:
+            tensor = triton.InferInput(name, shape, datatype)
+            numbers = np.frombuffer(bytes.fromhex(content), DTYPES[datatype]).reshape(shape)
+            # Its JSON has the word NaN, which is not JSON's.
+            as_binary = binary or bool(np.isnan(numbers).any())
+            yield tensor.set_data_from_numpy(numbers, binary_data=as_binary)
+
+    told = {
+        "live": client.is_server_live(),
+        "ready": client.is_server_ready(),
+        "model_ready": client.is_model_ready("ranker"),
+        "version_ready": client.is_model_ready("ranker", "3"),
+        "nobody_ready": client.is_model_ready("nobody"),
+        "server": client.get_server_metadata(),
+        "metadata": client.get_model_metadata("ranker", "3"),
+        "config": client.get_model_config("ranker"),
+        "index": client.get_model_repository_index(),
+        "scores": [],
+    }
+    options = {"request_id": "an id", "priority": 7, "timeout": 60_000_000}
+    for binary in (True, False):
+        inputs = list(made(binary=binary))
+        for outputs in (None, [triton.InferRequestedOutput("default", binary_data=binary)]):
+            for packed in (None, "gzip", "deflate"):
+                result = client.infer(
+                    "ranker",
+                    inputs,
+                    model_version="3",
+                    outputs=outputs,
+                    request_compression_algorithm=packed,
+                    response_compression_algorithm=packed,
+                    parameters={"anything": 5},
+                    **options,
+                )
+                told["scores"].append(result.as_numpy("default").astype("<f4").tobytes().hex())
+    told["response"] = result.get_response()
+    told["response"]["outputs"][0].pop("data")
+    calls = [client.async_infer("ranker", inputs) for _ in range(4)]
+    told["scores"] += [call.get_result().as_numpy("default").tobytes().hex() for call in calls]
+    told["statistics"] = client.get_inference_statistics("ranker")
+    told["all_statistics"] = len(client.get_inference_statistics()["model_stats"])
+    try:
+        client.infer("nobody", inputs)
+    except triton.InferenceServerException as error:
+        told["refusal"] = [error.status(), error.message()]
+    try:
+        client.get_trace_settings()
+    except triton.InferenceServerException as error:
+        told["unknown_call"] = error.status()
+    client.close()
+    return told
+
+
 def change(address, model):
     """Triton's calls for its repository, as its users make them."""
     import tritonclient.grpc as triton
@@ -141,6 +204,8 @@ def change(address, model):
 def main():
     if sys.argv[1] == "--repository":
         print(json.dumps(change(*sys.argv[2:])))
+    elif sys.argv[1] == "--http":
+        print(json.dumps(speak_http(sys.argv[2], json.load(sys.stdin))))
     elif sys.argv[1] == "--fields":
         from tritonclient.grpc import model_config_pb2, service_pb2
 

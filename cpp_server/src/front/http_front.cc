@@ -58,11 +58,11 @@ class HttpFront::LateAnswers : public http2::EventLoop::Task {
       front = front_;
     }
     if (front == nullptr) return;
-    for (const auto& [number, answer] : answers) {
+    for (auto& [number, answer] : answers) {
       const auto asked =
           std::find_if(front->connections_.begin(), front->connections_.end(),
                        [wanted = number](const auto& one) { return one->number() == wanted; });
-      if (asked != front->connections_.end()) (*asked)->give(answer);
+      if (asked != front->connections_.end()) (*asked)->give(std::move(answer));
     }
   }
 
@@ -78,6 +78,7 @@ HttpFront::HttpFront(const HttpOptions& options, PageFunction page, PostFunction
       post_(std::move(post)),
       tick_(std::move(tick)),
       log_(log),
+      bodies_(options.max_bodies_bytes),
       socket_(options.host, options.port, "HTTP", "--http-port"),
       second_([this] { second_passed(); }),
       accept_again_([this] { loop_.change(socket_.descriptor(), EPOLLIN, *this); }),
@@ -95,8 +96,13 @@ HttpFront::~HttpFront() {
   thread_.join();
 }
 
-void HttpFront::post(std::uint64_t number, const std::string& path, const std::string& body) {
-  post_(path, body, [late = late_answers_, number](HttpAnswer answer) {
+std::optional<std::size_t> HttpFront::most_body_bytes(const std::string& path) {
+  if (post_ == nullptr) return std::nullopt;
+  return options_.most_body_bytes(path);
+}
+
+std::shared_ptr<HttpCall> HttpFront::post(std::uint64_t number, HttpRequest request) {
+  return post_(std::move(request), [late = late_answers_, number](HttpAnswer answer) {
     late->give(number, std::move(answer));
   });
 }

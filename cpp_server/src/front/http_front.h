@@ -1,5 +1,5 @@
-// The HTTP port: /metrics, /healthz, /readyz, the status page / and the calls about repositories.
-// One thread, one answer per connection.
+// The HTTP port: /metrics, /healthz, /readyz, the status page /, and below /v2 REST. One thread
+// moves all bytes; what takes longer than a page belongs to whoever answers a POST.
 //
 // A probe is answered however many others hold connections: there are at most so many, and where a
 // new one finds no room, the oldest without a complete request is closed in its favour (it is idle
@@ -12,10 +12,12 @@
 // from any thread, also after the front has ended, and is dropped then.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -30,6 +32,11 @@ struct HttpOptions {
   std::string host;
   int port = 0;  // 0: any free one
   int max_connections = 128;
+  std::int64_t max_bodies_bytes = 64 * 1024 * 1024;  // of bodies that come or are being read
+  // The body that a POST to a path may have.
+  std::function<std::size_t(const std::string& path)> most_body_bytes = [](const std::string&) {
+    return kMaxBodyBytes;
+  };
   HttpTimes times{};
 };
 
@@ -46,14 +53,19 @@ class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
 
   int port() const { return socket_.port(); }
 
+  // Connections end with their next answer from now on. Any thread.
+  void announce_end() { ending_.store(true, std::memory_order_relaxed); }
+
  private:
   using Connections = std::list<std::unique_ptr<HttpConnection>>;
   class LateAnswers;
 
   // HttpAnswers
   HttpAnswer page(const std::string& path) override { return page_(path); }
-  bool takes_posts() const override { return post_ != nullptr; }
-  void post(std::uint64_t number, const std::string& path, const std::string& body) override;
+  std::optional<std::size_t> most_body_bytes(const std::string& path) override;
+  std::shared_ptr<HttpCall> post(std::uint64_t number, HttpRequest request) override;
+  ByteBudget& bodies() override { return bodies_; }
+  bool ending() const override { return ending_.load(std::memory_order_relaxed); }
 
   void on_ready(std::uint32_t events) override;
   // Lets one client in; false: there is none, or no room for it.
@@ -67,6 +79,8 @@ class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
   const PostFunction post_;
   const std::function<void()> tick_;
   const Log& log_;
+  ByteBudget bodies_;
+  std::atomic<bool> ending_ = false;
   ListeningSocket socket_;
   http2::EventLoop loop_;
   http2::EventLoop::Timer second_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -53,6 +54,18 @@ std::optional<std::string_view> header(std::string_view head, std::string_view n
   return std::nullopt;
 }
 
+bool same_word(std::string_view a, std::string_view lower) {
+  return std::equal(a.begin(), a.end(), lower.begin(), lower.end(), [](char x, char y) {
+    return (x >= 'A' && x <= 'Z' ? static_cast<char>(x - 'A' + 'a') : x) == y;
+  });
+}
+
+// Whether the connection is for more requests, as its headers and HTTP's version say.
+bool keeps_alive(std::string_view head, std::string_view protocol) {
+  const std::string_view said = header(head, "connection").value_or("");
+  return protocol == "HTTP/1.0" ? same_word(said, "keep-alive") : !same_word(said, "close");
+}
+
 // What the headers of a POST say of its body, in `bytes`; or the answer that refuses it.
 std::optional<HttpAnswer> read_body_size(std::string_view head, std::size_t& bytes) {
   if (header(head, "origin")) {
@@ -68,9 +81,7 @@ std::optional<HttpAnswer> read_body_size(std::string_view head, std::size_t& byt
   if (!number || error == std::errc::invalid_argument) {
     return json_refusal(400, "Content-Length is not a number");
   }
-  if (error != std::errc() || bytes > kMaxBodyBytes) {
-    return json_refusal(413, text("the body has more than ", kMaxBodyBytes, " bytes, the limit"));
-  }
+  if (error != std::errc()) bytes = std::numeric_limits<std::size_t>::max();
   return std::nullopt;
 }
 
@@ -92,7 +103,9 @@ std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
   if (!protocol.starts_with("HTTP/1.") || !target.starts_with('/')) {
     return HttpAnswer{.status = 400, .body = "this is not an HTTP/1.1 request\n"};
   }
-  HttpHead parsed{.path = target.substr(0, target.find('?'))};
+  HttpHead parsed;
+  parsed.path = target.substr(0, target.find('?'));
+  parsed.keeps_alive = keeps_alive(head, protocol);
   if (method == "GET" || method == "HEAD") {
     parsed.method = method == "GET" ? HttpHead::Method::kGet : HttpHead::Method::kHead;
     return parsed;
@@ -100,13 +113,23 @@ std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
   if (method != "POST") return json_refusal(405, "only GET, HEAD and POST");
   parsed.method = HttpHead::Method::kPost;
   if (auto refusal = read_body_size(head, parsed.body_bytes)) return *refusal;
+  parsed.awaits_continue = same_word(header(head, "expect").value_or(""), "100-continue");
+  parsed.encoding = header(head, "content-encoding").value_or("");
+  parsed.json_bytes = header(head, "inference-header-content-length").value_or("");
+  parsed.request_id = header(head, "x-request-id").value_or("");
   return parsed;
 }
 
-std::string http_response(const HttpAnswer& answer, bool with_body) {
-  return text("HTTP/1.1 ", answer.status, " ", reason_phrase(answer.status),
-              "\r\nContent-Type: ", answer.content_type, "\r\nContent-Length: ", answer.body.size(),
-              "\r\nConnection: close\r\n\r\n", with_body ? answer.body : "");
+std::string http_response(const HttpAnswer& answer, bool with_body, bool keeps_alive) {
+  std::string response =
+      text("HTTP/1.1 ", answer.status, " ", reason_phrase(answer.status),
+           "\r\nContent-Type: ", answer.content_type, "\r\nContent-Length: ", answer.body.size());
+  if (answer.json_bytes.has_value()) {
+    response += text("\r\nInference-Header-Content-Length: ", *answer.json_bytes);
+  }
+  response += keeps_alive ? "\r\nConnection: keep-alive\r\n\r\n" : "\r\nConnection: close\r\n\r\n";
+  if (with_body) response += answer.body;
+  return response;
 }
 
 }  // namespace tessera

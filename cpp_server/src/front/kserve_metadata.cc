@@ -108,8 +108,8 @@ Status KserveMetadata::answer(const inference::ServerMetadataRequest&,
                               inference::ServerMetadataResponse& response) const {
   response.set_name("tessera");
   response.set_version(facts_.version);
-  for (const char* extension :
-       {"model_configuration", "model_repository", "schedule_policy", "statistics"}) {
+  for (const char* extension : {"binary_tensor_data", "model_configuration", "model_repository",
+                                "schedule_policy", "statistics"}) {
     response.add_extensions(extension);
   }
   return {};

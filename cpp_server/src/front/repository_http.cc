@@ -92,8 +92,8 @@ int http_status_of(Code code) {
   return 500;
 }
 
-void answer_repository_post(const ServerFacts& facts, const std::string& path,
-                            const std::string& body, HttpDone done) {
+void answer_repository_post(const ServerFacts& facts, const HttpRequest& request, HttpDone done) {
+  const std::string& path = request.head.path;
   const std::string_view rest =
       path.starts_with(kModels) ? std::string_view(path).substr(kModels.size()) : "";
   const auto slash = rest.find('/');
@@ -106,7 +106,7 @@ void answer_repository_post(const ServerFacts& facts, const std::string& path,
   }
   Json json;
   try {
-    json = read_object(body);
+    json = read_object(request.body);
   } catch (const JsonError& error) {
     done(json_refusal(
         400, text("the body is not a JSON object such as {\"parameters\": {}}: ", error.what())));

@@ -11,8 +11,7 @@
 
 namespace tessera {
 
-void answer_repository_post(const ServerFacts& facts, const std::string& path,
-                            const std::string& body, HttpDone done);
+void answer_repository_post(const ServerFacts& facts, const HttpRequest& request, HttpDone done);
 
 // The HTTP status that stands for an outcome.
 int http_status_of(Code code);

@@ -185,7 +185,7 @@ std::optional<ModelPath> read_model_path(std::string_view path) {
   if (parts[0].empty() || parts.size() > used + 1) return std::nullopt;
   if (parts.size() == used) return found;
   found.verb = std::string(parts[used]);
-  constexpr auto kVerbs = std::to_array<std::string_view>({"ready", "config", "stats"});
+  constexpr auto kVerbs = std::to_array<std::string_view>({"ready", "config", "stats", "infer"});
   if (std::find(kVerbs.begin(), kVerbs.end(), found.verb) == kVerbs.end()) return std::nullopt;
   return found;
 }
@@ -207,6 +207,9 @@ HttpAnswer rest_page(const ServerFacts& facts, const std::string& path) {
     return answer_of(status, told);
   }
   const auto asked = read_model_path(path);
+  if (asked.has_value() && asked->verb == "infer") {
+    return json_refusal(405, path + " is asked with POST");
+  }
   if (asked.has_value()) return model_page(metadata, *asked);
   return json_refusal(404, text("there is no ", path, "; docs/rest.md has the paths"));
 }

@@ -27,6 +27,8 @@ namespace {
 constexpr Duration kQuiet = std::chrono::milliseconds(50);
 constexpr int kQuietTries = 20;
 // What clients may take to read the last answers and to close their connections.
+// The part of --max-inflight-bytes that bodies over HTTP may take beside it while they come.
+constexpr std::int64_t kBodiesShare = 4;
 constexpr Duration kFlush = std::chrono::seconds(1);
 
 }  // namespace
@@ -114,21 +116,37 @@ HttpAnswer Server::page(const std::string& path) const {
   return {.status = 404, .body = "there is /, /metrics, /healthz, /readyz and /v2\n"};
 }
 
+std::shared_ptr<HttpCall> Server::post(HttpRequest request, HttpDone done) {
+  const std::string& path = request.head.path;
+  if (RestService::answers(path)) return rest_->begin(std::move(request), std::move(done));
+  if (is_rest_path(path) && !path.starts_with("/v2/repository/")) {
+    done(json_refusal(405, path + " is asked with GET"));
+  } else {
+    answer_repository_post(facts(), request, std::move(done));
+  }
+  return nullptr;
+}
+
 void Server::open() {
   std::vector<std::string> paths;
   for (const ModelSource& source : config_.models) paths.push_back(source.path);
   log_.info("start", {{"tessera", kVersion}, {"models", paths}});
+  rest_ =
+      std::make_unique<RestService>(context_, static_cast<std::size_t>(config_.max_message_bytes));
   http_ = std::make_unique<HttpFront>(
       HttpOptions{.host = config_.host,
                   .port = config_.http_port,
-                  .max_connections = config_.max_http_connections},
+                  .max_connections = config_.max_http_connections,
+                  .max_bodies_bytes = std::max<std::int64_t>(
+                      config_.max_inflight_bytes / kBodiesShare, config_.max_message_bytes),
+                  .most_body_bytes =
+                      [most = static_cast<std::size_t>(config_.max_message_bytes)](
+                          const std::string& path) {
+                        return RestService::answers(path) ? most : kMaxBodyBytes;
+                      }},
       [this](const std::string& path) { return page(path); },
-      [this](const std::string& path, const std::string& body, HttpDone done) {
-        if (is_rest_path(path) && !path.starts_with("/v2/repository/")) {
-          done(json_refusal(405, path + " is asked with GET"));
-        } else {
-          answer_repository_post(facts(), path, body, std::move(done));
-        }
+      [this](HttpRequest request, HttpDone done) {
+        return post(std::move(request), std::move(done));
       },
       [this] {
         status_page_.tick();
@@ -330,6 +348,7 @@ bool Server::drain() {
   }
   admission_.shut();
   grpc_.announce_end();
+  http_->announce_end();
   for (const auto& model : registry_.loaded()) model->drain();
   while (admission_.active() > 0) {
     if (clock_.now() >= limit) {
@@ -352,12 +371,14 @@ bool Server::drain() {
 void Server::close() {
   if (loader_.joinable()) loader_.join();
   TableMemory::give_back_at_once();
+  if (rest_ != nullptr) rest_->stop();
   if (repository_ != nullptr) repository_->stop();
   grpc_.stop(draining_ ? kFlush : Duration::zero());
   // Every call has its answer or is one; then nothing touches the queues any more.
   for (const auto& model : registry_.loaded()) model->close();
   grpc_.release();
   http_.reset();
+  rest_.reset();
 }
 
 }  // namespace tessera

@@ -19,6 +19,7 @@
 #include "front/http_front.h"
 #include "front/predict_service.h"
 #include "front/recent_requests.h"
+#include "front/rest_service.h"
 #include "front/server_facts.h"
 #include "front/status_page.h"
 #include "metrics/metrics_page.h"
@@ -59,6 +60,7 @@ class Server {
   std::string state() const;
   ServerFacts facts() const;
   HttpAnswer page(const std::string& path) const;
+  std::shared_ptr<HttpCall> post(HttpRequest request, HttpDone done);
   void open();
   void load();
   void load_all();
@@ -90,6 +92,7 @@ class Server {
   std::unique_ptr<RepositoryManager> repository_;  // null: no --model-repository was given
   PredictContext context_;
   GrpcFront grpc_;
+  std::unique_ptr<RestService> rest_;
   std::unique_ptr<HttpFront> http_;
   std::atomic<bool> draining_ = false;
   std::atomic<Loading> loading_ = Loading::kRuns;

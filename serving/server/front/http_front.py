@@ -24,27 +24,20 @@ from jinja2 import Environment, StrictUndefined, select_autoescape
 
 import tessera
 from tessera.errors import UserError
-from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.errors import ServeError
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
+from tessera.serving.server.front.http_refusals import RefusedRequestError, refusal, refuse_strange
 from tessera.serving.server.front.last_hour import POINTS
 from tessera.serving.server.front.repository_methods import MAX_BODY_BYTES, RepositoryMethods
-from tessera.serving.server.front.rest_pages import ROOT, KserveCalls, RestPages
+from tessera.serving.server.front.rest_handlers import RestHandlers
+from tessera.serving.server.front.rest_infer import RestInfer
+from tessera.serving.server.front.rest_pages import KserveCalls, RestPages
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SNAPSHOT_SECONDS = 1.0
-
-_HTTP_STATUS = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.NOT_FOUND: 404,
-    Code.FAILED_PRECONDITION: 400,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.CANCELLED: 499,
-    Code.UNAVAILABLE: 503,
-    Code.DEADLINE_EXCEEDED: 504,
-}
 
 
 def _nothing() -> None:
@@ -60,6 +53,7 @@ class HttpFront:
         refresh: called before either is looked at.
         state: ``ready`` or the word for why it is not.
         calls: answers what REST asks with GET.
+        infer: answers what it asks for scores.
         repository: answers ``POST /v2/repository/...``; None: these are not there.
         max_connections: the most connections at a time.
         log: where trouble with connections goes.
@@ -72,13 +66,14 @@ class HttpFront:
         status_page: StatusPage,
         state: Callable[[], str],
         calls: KserveCalls,
+        infer: RestInfer,
         max_connections: int,
         log: Any,
         repository: RepositoryMethods | None = None,
         refresh: Callable[[], None] = _nothing,
     ) -> None:
         self._repository = repository
-        self._rest = RestPages(calls, state)
+        self._rest = RestHandlers(RestPages(calls, state), infer, state, self._tell)
         self._refresh = refresh
         self._max_connections = max_connections
         self._log = log
@@ -121,8 +116,7 @@ class HttpFront:
             model = "/v2/repository/models/{name}"
             app.router.add_post(f"{model}/load", self._post_load)
             app.router.add_post(f"{model}/unload", self._post_unload)
-        app.router.add_route("*", ROOT, self._get_rest)
-        app.router.add_route("*", ROOT + "/{rest:.*}", self._get_rest)
+        self._rest.add_to(app.router)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -130,6 +124,8 @@ class HttpFront:
             shutdown_timeout=1.0,
             # A connection ends rather than have a body read that nobody wants.
             lingering_time=0.0,
+            auto_decompress=False,  # which has no bound
+            handler_cancellation=True,
         )
         await self._runner.setup()
         assert self._runner.server is not None
@@ -153,6 +149,7 @@ class HttpFront:
             await self._runner.cleanup()
         if self._connections is not None:
             await self._connections.stop()
+        self._rest.close()
 
     async def _tick(self) -> None:
         while True:
@@ -167,6 +164,10 @@ class HttpFront:
             self._connections.request_came(request.transport)
         return await handler(request)
 
+    def _tell(self, request: web.Request, at_work: bool) -> None:  # noqa: FBT001 - see RestHandlers
+        assert self._connections is not None
+        self._connections.request_came(request.transport, at_work=at_work)
+
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         self._refresh()
         return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
@@ -177,18 +178,6 @@ class HttpFront:
     async def _get_readyz(self, _request: web.Request) -> web.Response:
         state = self._state()
         return web.Response(text=f"{state}\n", status=200 if state == "ready" else 503)
-
-    async def _get_rest(self, request: web.Request) -> web.Response:
-        path = request.rel_url.raw_path
-        if request.method not in {"GET", "HEAD"}:
-            posted = request.method == "POST"
-            text = f"{path} is asked with GET" if posted else "only GET, HEAD and POST"
-            return web.json_response({"error": text}, status=405)
-        try:
-            status, told = await self._rest.get(path)
-            return web.json_response(told, status=status)
-        except ServeError as error:
-            return _refusal(error)
 
     async def _post_index(self, request: web.Request) -> web.Response:
         return await self._answer(
@@ -217,12 +206,11 @@ class HttpFront:
         try:
             body = await _read_body(request)
             self._connections.request_came(request.transport, at_work=True)
-            text = await call(self._repository, body) or ""
+            # What has begun goes on when its client has gone.
+            text = await asyncio.shield(call(self._repository, body)) or ""
             return web.Response(text=text, content_type="application/json")
-        except ServeError as error:
-            return _refusal(error)
-        except _RefusedRequestError as error:
-            return web.json_response({"error": str(error)}, status=error.status)
+        except (ServeError, RefusedRequestError) as error:
+            return refusal(error)
         finally:
             self._connections.request_came(request.transport)
 
@@ -243,30 +231,12 @@ class HttpFront:
         return web.Response(text=page, content_type="text/html")
 
 
-class _RefusedRequestError(Exception):
-    """A request over HTTP that is refused before it is looked at; ``status`` is HTTP's."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def _refusal(error: ServeError) -> web.Response:
-    return web.json_response({"error": error.message}, status=_HTTP_STATUS.get(error.code, 500))
-
-
 async def _read_body(request: web.Request) -> bytes:
-    if "Origin" in request.headers:
-        # A page in a browser must not change what is served by a form or a script.
-        raise _RefusedRequestError(
-            403, "a request with an Origin comes from a web page, and is not heard"
-        )
-    if "Transfer-Encoding" in request.headers:
-        raise _RefusedRequestError(411, "send the body as a whole, with its Content-Length")
+    refuse_strange(request)
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise _RefusedRequestError(
+        raise RefusedRequestError(
             413, f"the body has more than {MAX_BODY_BYTES} bytes, the limit"
         ) from None
 

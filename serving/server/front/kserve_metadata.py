@@ -24,7 +24,13 @@ from tessera.serving.server.request.infer_tensors import Tensor
 
 _PLATFORM = "pytorch_torchscript"
 _BACKEND = "tessera"
-_EXTENSIONS = ("model_configuration", "model_repository", "schedule_policy", "statistics")
+_EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
+    "statistics",
+)
 
 
 class KserveMetadata:

@@ -21,7 +21,7 @@ ROOT = "/v2"
 """What every path of REST begins with."""
 
 MODELS = "/v2/models/"
-_MODEL_VERBS = ("", "ready", "config", "stats")
+_MODEL_VERBS = ("", "ready", "config", "stats", "infer")
 _VERSIONED_PARTS = 3
 
 Json = dict[str, Any]
@@ -108,6 +108,8 @@ class RestPages:
         asked = read_model_path(path)
         if asked is None:
             raise ServeError(Code.NOT_FOUND, f"there is no {path}; docs/rest.md has the paths")
+        if asked.verb == "infer":
+            return 405, {"error": f"{path} is asked with POST"}
         return await self._of_model(asked)
 
     async def _of_model(self, asked: ModelPath) -> tuple[int, Json]:

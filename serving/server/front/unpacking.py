@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 
-from tessera.serving.server.errors import InvalidRequestError, QueueFullError
+from tessera.serving.server.errors import InvalidRequestError, QueueFullError, TooLargeError
 
 _FORMATS = {b"\x1f": ("gzip", 16 + zlib.MAX_WBITS), b"\x78": ("deflate", zlib.MAX_WBITS)}
 """By a message's first byte."""
@@ -43,16 +43,42 @@ def unpack(content: bytes, limit: int) -> bytes:
     if not _is_packed(content):
         return content
     name, window_bits = _FORMATS[content[:1]]
+    made, whole = _unpack(window_bits, content, limit)
+    if len(made) > limit:
+        raise QueueFullError(f"the message unpacks to more than {limit} bytes, which is the limit")
+    if not whole:
+        raise InvalidRequestError(f"the message ({len(content)} bytes) is not valid {name}")
+    return made
+
+
+def unpack_body(encoding: str, content: bytes, limit: int) -> bytes:
+    """The body that ``content`` is in ``encoding``, ``gzip`` or ``deflate``.
+
+    Args:
+        encoding: the name of the format.
+        content: a body as it came over HTTP.
+        limit: the most bytes that it may unpack to.
+
+    Raises:
+        TooLargeError: it unpacks to more; no more than that has been unpacked.
+        InvalidRequestError: it is not of the format.
+    """
+    made, whole = _unpack(dict(_FORMATS.values())[encoding], content, limit)
+    if len(made) > limit:
+        raise TooLargeError(f"the body unpacks to more than {limit} bytes, the limit")
+    if not whole:
+        raise InvalidRequestError(f"the body ({len(content)} bytes) is not valid {encoding}")
+    return made
+
+
+def _unpack(window_bits: int, content: bytes, limit: int) -> tuple[bytes, bool]:
+    """What ``content`` unpacks to, a byte more than ``limit`` at most; whether that is all of it."""
     unpacker = zlib.decompressobj(window_bits)
     try:
         made = unpacker.decompress(content, limit + 1)
     except zlib.error:
-        made = b""
-    if len(made) > limit:
-        raise QueueFullError(f"the message unpacks to more than {limit} bytes, which is the limit")
-    if not unpacker.eof or unpacker.unused_data:
-        raise InvalidRequestError(f"the message ({len(content)} bytes) is not valid {name}")
-    return made
+        return b"", False
+    return made, unpacker.eof and not unpacker.unused_data
 
 
 async def unpacked(content: bytes, limit: int) -> bytes:

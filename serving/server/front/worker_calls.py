@@ -5,6 +5,8 @@ With ``--processes`` the workers listen on the gRPC port alone, so REST asks the
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -14,9 +16,11 @@ from google.protobuf.message import Message
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.front.rest_infer import Receive, RestCall
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _EVERY_INTERFACE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - not listened on
+Metadata = tuple[tuple[str, str], ...]
 _CODES = {code.value: code for code in Code}
 
 
@@ -43,7 +47,15 @@ class WorkerCalls:
         content = await self._ask(method, request.SerializeToString())
         return getattr(ipb, f"{method}Response").FromString(content)
 
-    async def _ask(self, method: str, content: bytes) -> bytes:
+    @asynccontextmanager
+    async def infer(self, receive: Receive, call: RestCall) -> AsyncIterator[bytes]:
+        """See `ScoringCalls.infer`."""
+        key = call.key.decode("latin-1")
+        # The worker would take this process for who has called.
+        metadata = (("x-request-id", key),) if key.isascii() and key.isprintable() else ()
+        yield await self._ask("ModelInfer", await receive(), metadata)
+
+    async def _ask(self, method: str, content: bytes, metadata: Metadata = ()) -> bytes:
         # Made when it is needed: inside the event loop, and never before a fork.
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(
@@ -55,7 +67,7 @@ class WorkerCalls:
             )
         call: Any = self._channel.unary_unary  # without serializers, which its stubs ask for
         try:
-            answer: bytes = await call(_SERVICE + method)(content)
+            answer: bytes = await call(_SERVICE + method)(content, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             code = _CODES.get(error.code().name, Code.INTERNAL)
             raise ServeError(code, error.details() or code.value) from None

@@ -1,0 +1,125 @@
+"""REST's paths as handlers of HTTP requests: heads, statuses and headers; what they do is in `rest_pages` and `rest_infer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from tessera.serving.repository.choice import MAX_TRAFFIC_KEY_BYTES
+from tessera.serving.server.errors import InvalidRequestError, ServeError
+from tessera.serving.server.front.http_refusals import RefusedRequestError, refusal, refuse_strange
+from tessera.serving.server.front.rest_infer import RestCall, RestInfer
+from tessera.serving.server.front.rest_pages import ROOT, RestPages, read_model_path
+from tessera.serving.server.front.rest_response import RestAnswer
+
+_MOST_DIGITS = 18  # of a size that fits 64 bits
+
+
+class RestHandlers:
+    """Answers requests below ``/v2``, but for those about repositories.
+
+    Args:
+        pages: answers GET.
+        infer: answers POST.
+        state: ``ready`` or the word for why the server is not.
+        tell: told that a request has come whole, and whether its answer is still to be made.
+    """
+
+    def __init__(
+        self,
+        pages: RestPages,
+        infer: RestInfer,
+        state: Callable[[], str],
+        tell: Callable[[web.Request, bool], None],
+    ) -> None:
+        self._pages = pages
+        self._infer = infer
+        self._state = state
+        self._tell = tell
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Take the paths that ``router`` does not know yet."""
+        for asked in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+            router.add_post(f"{asked}/infer", self._post_infer)
+        router.add_route("*", ROOT, self._get_rest)
+        router.add_route("*", ROOT + "/{rest:.*}", self._get_rest)
+
+    def close(self) -> None:
+        """Answer nothing any more."""
+        self._infer.close()
+
+    async def _get_rest(self, request: web.Request) -> web.Response:
+        path = request.rel_url.raw_path
+        if request.method not in {"GET", "HEAD"}:
+            posted = request.method == "POST"
+            text = f"{path} is asked with GET" if posted else "only GET, HEAD and POST"
+            return web.json_response({"error": text}, status=405)
+        try:
+            status, told = await self._pages.get(path)
+            return web.json_response(told, status=status)
+        except ServeError as error:
+            return refusal(error)
+
+    async def _post_infer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            call = _head_of(request, self._infer.max_body_bytes)
+            if call is None:
+                return await self._get_rest(request)
+            pieces = request.content.iter_any()
+            async with self._infer.infer(call, pieces, lambda: self._tell(request, True)) as answer:
+                self._tell(request, False)
+                response = web.Response(body=answer.content, headers=_headers_of(answer))
+                return await self._sent(request, response)
+        except (ServeError, RefusedRequestError) as error:
+            return await self._sent(request, refusal(error))
+        finally:
+            self._tell(request, False)
+
+    async def _sent(self, request: web.Request, response: web.Response) -> web.Response:
+        """``response``, which has left; the last one of its connection where the server drains."""
+        if self._state() == "draining" or not request.content.is_eof():
+            response.force_close()
+        await response.prepare(request)
+        await response.write_eof()
+        return response
+
+
+def _head_of(request: web.Request, max_body_bytes: int) -> RestCall | None:
+    """What the head of a POST for scores says; None: its path names no model.
+
+    Raises:
+        ServeError: a header or the path has a value that it cannot have.
+        RefusedRequestError: it is refused with a status of HTTP's own.
+    """
+    refuse_strange(request)
+    if (request.content_length or 0) > max_body_bytes:
+        raise RefusedRequestError(413, f"the body has more than {max_body_bytes} bytes, the limit")
+    asked = read_model_path(request.rel_url.raw_path)
+    if asked is None:
+        return None
+    json_bytes = request.headers.get("Inference-Header-Content-Length", "")
+    if json_bytes and not (
+        json_bytes.isascii() and json_bytes.isdigit() and len(json_bytes) <= _MOST_DIGITS
+    ):
+        raise InvalidRequestError("Inference-Header-Content-Length is not a number")
+    encoding = request.headers.get("Content-Encoding", "").replace("identity", "")
+    if encoding not in {"", "gzip", "deflate"}:
+        raise InvalidRequestError(f"Content-Encoding is '{encoding}', expected gzip or deflate")
+    key = request.headers.get("X-Request-Id") or request.remote or ""
+    return RestCall(
+        asked,
+        int(json_bytes) if json_bytes else None,
+        encoding,
+        f"http:{id(request.transport)}",
+        key.encode(errors="surrogateescape")[:MAX_TRAFFIC_KEY_BYTES],
+    )
+
+
+def _headers_of(answer: RestAnswer) -> dict[str, str]:
+    if answer.json_bytes is None:
+        return {"Content-Type": "application/json"}
+    return {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(answer.json_bytes),
+    }
