@@ -210,7 +210,7 @@ TEST_F(FollowTest, GoesBackByAllCommitsOrByNone) {
   expect_state(0);
 }
 
-// Without dense features a batch of any number of samples takes no bytes of the file.
+// Without dense features their tensor is empty, whatever number of samples its shape names.
 TEST(GoldenAnswersTest, HaveAsManySamplesAsAnswers) {
   InputSchema schema = test::schema();
   schema.dense_features.clear();
