@@ -21,6 +21,7 @@ __all__ = [
     "KeyedTensor",
     "jt_is_equal",
     "kjt_is_equal",
+    "regroup_kts",
 ]
 
 
@@ -42,6 +43,15 @@ class ComputeJTDictToKJT(nn.Module):
             ValueError: no entries, or weights in some only.
         """
         return KeyedJaggedTensor.from_jt_dict(jt_dict)
+
+
+def regroup_kts(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    """`KeyedTensor.regroup` as a function.
+
+    Raises:
+        KeyError: a group names a key that no tensor has.
+    """
+    return KeyedTensor.regroup(keyed_tensors, groups)
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:

@@ -1,0 +1,134 @@
+"""What docs/torchrec.md says of TorchRec's names that are not under their own path."""
+
+_KEY_VALUE = "tables on disks and in key-value stores are not here"
+_COLLISIONS = "ids are hashed to rows by `modules.hashing`; managed collisions are not here"
+_POOLS = "pools of tensors are not here"
+_TOWERS = "a tower is a module around a collection; towers are not placed as one"
+_PRUNING = "tables are not pruned while they are trained"
+_LOGS = "for the logs of TorchRec's own makers"
+_COMPILE = "for `torch.compile` and `torch.export` of TorchRec's own modules"
+_TBE = "tables are held by `distributed.tables.kernels`, which have an interface of their own"
+_STRATEGIES = "one `EmbeddingSharding` serves all strategies, which are records of `distributed.sharding.registry`"
+_ESTIMATES = "times come from bandwidths and bytes in `distributed.planner.shard_estimators`"
+_PLANNER = "a tool of TorchRec's own planner"
+_PIPELINE = "the steps of a pipeline are one `progress`; these stages are not here"
+_METRICS = (
+    "`metrics` has metrics of whole evaluations with standard errors; those of windows are not here"
+)
+_SERVING = "models are packaged and served by `tessera package-model` and `tessera serve`"
+_INSIDE = "a helper that TorchRec's own modules call"
+
+ELSEWHERE: dict[str, str] = {
+    "distributed.model_tracker.model_delta_tracker.ModelDeltaTracker": "`distributed.tables.delta_tracker`",
+    "distributed.model_tracker.model_delta_tracker.ModelDeltaTrackerTrec": "`distributed.tables.delta_tracker`",
+    "distributed.planner.estimator.estimator.EmbeddingPerfEstimator": "`distributed.planner.shard_estimators`",
+    "optim.rowwise_adagrad.adagrad": "the class `RowWiseAdagrad` beside it",
+    "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor": "the constructor checks its fields",
+}
+"""Full name without ``torchrec.`` -> what serves."""
+
+REASONS: list[tuple[str, str]] = [
+    (r"metrics\..*", _METRICS),
+    (r".*(logging_handlers|logging_utils|emo_logger|percentile_logger|pruning_logger)\..*", _LOGS),
+    (r".*(feature_score_utils|\.logger|hash_mc_metrics)\..*", _LOGS),
+    (
+        r".*(KeyValue|ZeroCollision|VirtualTable|virtual_table|EvictionPolicy|FeatureScoreMapping).*",
+        _KEY_VALUE,
+    ),
+    (
+        r".*(mc_|MCE|ManagedCollision|pec_|PEC|MCC|quant_embedding\.input_dist_permute).*",
+        _COLLISIONS,
+    ),
+    (r".*(itep|ITEP).*", _PRUNING),
+    (r".*([Tt]ower).*", _TOWERS),
+    (r".*(_pool|ObjectPool|TensorPool|object_pool|tensor_sharding).*", _POOLS),
+    (
+        r"(pt2|tensor_types|schema)\..*|.*_(fake|setup_context|backward)|.*sync_collectives",
+        _COMPILE,
+    ),
+    (
+        r".*\.(all2all|all_gather|reduce_scatter)\w*|.*\.variable_batch_all2all_pooled_sync",
+        _COMPILE,
+    ),
+    (
+        r"distributed\.sharding\.dynamic_sharding\..*",
+        "save a checkpoint and load it under another plan",
+    ),
+    (r"distributed\.sharding\..*", _STRATEGIES),
+    (r"distributed\.planner\.(estimator|shard_estimators)\..*", _ESTIMATES),
+    (
+        r"distributed\.planner\.utils\.placement",
+        "`distributed.sharding.by_hand.placement` names a rank's device",
+    ),
+    (r"distributed\.planner\..*", _PLANNER),
+    (
+        r"distributed\.train_pipeline\.(pipeline_context|runtime_forwards|train_pipelines)\.(\w*Embedding\w+|CPU\w+)",
+        _PIPELINE,
+    ),
+    (
+        r"distributed\.train_pipeline\.tracing\.\w+Step(Factory)?",
+        "`ArgInfo.take` follows names and keys into a batch",
+    ),
+    (
+        r"distributed\.train_pipeline\.(types\.ArgInfo|tracing\.ArgInfo)",
+        "`distributed.train_pipeline.ArgInfo` has other fields",
+    ),
+    (
+        r"distributed\.train_pipeline\.(backward_injection|experimental_pipelines|gradient_accumulation|pipeline_stage|postproc|tracing|types|utils)\..*",
+        _PIPELINE,
+    ),
+    (
+        r"distributed\.train_pipeline\.train_pipelines\.(Eval|Staged|TorchCompile|ModelDetached|TrainPipelineFused|TrainPipelinePT2|TrainPipelineSemi|TrainPipelineSparseDistCompAutograd|TrainPipelineSparseDistLite)\w*",
+        _PIPELINE,
+    ),
+    (
+        r"distributed\.(batched_embedding_kernel|quant_embedding_kernel|embedding_kernel|composable\.\w+|fused_params)\..*",
+        _TBE,
+    ),
+    (
+        r"distributed\.model_tracker\..*",
+        "what an update needs is in `distributed.tables.delta_tracker`",
+    ),
+    (
+        r"distributed\.(quant_state|infer_utils|quant_embedding|quant_embeddingbag|sharded_relay_utils|memory_stashing|global_settings|shards_wrapper|embedding_dim_bucketer)\..*",
+        _INSIDE,
+    ),
+    (
+        r"distributed\.(fused_embedding|fused_embeddingbag)\..*|modules\.fused_embedding_modules\..*",
+        "tables are fused when they are sharded; `optim.apply_optimizer_in_backward` says with which optimizer",
+    ),
+    (
+        r"distributed\.model_parallel\.(DMPCollection|HybridEvalDMP)|distributed\.comm\..*|distributed\.types\.(DMPCollection\w+|ShardingEnv2D)",
+        "copies of sharded models (2D parallelism) are not here",
+    ),
+    (
+        r"distributed\.types\.ShardingStrategy",
+        "for copies of sharded models (2D parallelism), which are not here",
+    ),
+    (
+        r"distributed\.(collective_utils|comm_ops|dist_data|embedding|embeddingbag|embedding_lookup|embedding_sharding|embedding_types|fbgemm_qcomm_codec|fp_embeddingbag|sharding_plan|types|utils)\.(?!ShardingPlanner|init_parameters|optimizer_type_to_emb_opt_type).*",
+        _INSIDE,
+    ),
+    (r"inference\..*|models\.(cuda_graph_\w+|experimental\.\w+)\..*", _SERVING),
+    (
+        r"fx\.utils\..*|modules\.(utils|lazy_extension|debug_embedding_modules)\..*|types\.\w*(Copy|Cache)Mix[Ii]n|utils\.experimental\..*",
+        _INSIDE,
+    ),
+    (
+        r"modules\.feature_processor\..*",
+        "the module of an older release; `modules.feature_processor_` has today's",
+    ),
+    (
+        r"modules\.(embedding_configs\.(?!ShardingType)|embedding_modules|feature_processor_|fp_embedding_modules)\.?.*",
+        _INSIDE,
+    ),
+    (
+        r"models\.deepfm\..*|models\.dlrm\..*",
+        "`models.dlrm` and `models.architectures` have their own parts",
+    ),
+    (r"modules\.regroup\..*", _INSIDE),
+    (r"optim\.semi_sync\..*", _PIPELINE),
+    (r"quant\..*", "a quantized collection has one form of state and of alignment"),
+    (r"sparse\..*", _INSIDE),
+]
+"""Patterns of full names without ``torchrec.``, the first that fits, and why those names are not here."""

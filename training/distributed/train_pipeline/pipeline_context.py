@@ -1,0 +1,9 @@
+"""The names of ``torchrec.distributed.train_pipeline.pipeline_context``."""
+
+# isort: skip_file
+# fmt: off
+# ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
+from tessera.training.distributed.train_pipeline.forwards import (
+    PrefetchTrainPipelineContext as PrefetchTrainPipelineContext,
+    TrainPipelineContext as TrainPipelineContext,
+)
