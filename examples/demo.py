@@ -29,7 +29,7 @@ TESSERA_SERVER = ROOT / "build" / "cpp" / "release" / "tessera-server"
 ROWS = 100_000
 NEW_ROWS = 2_000
 STRANGERS = 50  # shoppers of the new rows that the table did not have
-READY_TIMEOUT_S = 60
+READY_TIMEOUT_S = 180
 SHOWN_METRICS = (
     "tessera_requests_total",
     "tessera_batch_samples_sum",

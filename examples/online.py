@@ -52,7 +52,7 @@ BEST = "best possible"
 COLOURS = {BEST: GREY, "frozen": ORANGE, "hourly": BLUE, "followed": GREEN}
 BATCH = 128
 VALID_ROWS = 2_000
-WAIT_S = 120.0
+WAIT_S = 300.0
 CONFIG = ROOT / "examples" / "online.yaml"
 
 

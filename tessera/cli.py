@@ -148,6 +148,10 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.doctor",
         help="look at what is installed and at this machine, and say what to mend",
     ),
+    "completion": Command(
+        module="tessera.completion",
+        help="print a script that completes commands and flags in bash",
+    ),
     "score": Command(
         module="tessera.serving.commands.score",
         help="score files of raw rows with a package, without a server",
@@ -167,10 +171,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}; {remedy}\n")
 
     def _near_miss(self, message: str) -> str:
-        """What argparse's ``message`` leaves out: the flag that an unknown one is nearest to."""
-        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        near = nearest(unknown[1], flags) if unknown else ""
+        """What argparse's ``message`` leaves out: the flag or choice that an unknown one is nearest to."""
+        near = ""
+        if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            near = nearest(unknown[1], flags)
+        elif choice := re.match(r"argument \S+: invalid choice: '([^']*)'", message):
+            known = [str(each) for action in self._actions for each in action.choices or ()]
+            near = nearest(choice[1], known)
         return f"did you mean {near}?" if near else ""
 
 
@@ -188,6 +196,21 @@ def _top_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def command_parser(
+    name: str, *, prog: str = ""
+) -> tuple[list[ModuleType], argparse.ArgumentParser]:
+    """The modules of sub-command ``name``, its own first, and the parser with the flags of all of them."""
+    modules = [_load(name), *map(importlib.import_module, COMMANDS[name].more)]
+    parser = _Parser(
+        prog=prog or f"tessera {name}",
+        description=modules[0].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for module in modules:
+        module.add_arguments(parser)
+    return modules, parser
+
+
 def run_command(name: str, arguments: Sequence[str], *, prog: str | None = None) -> int:
     """Run sub-command ``name`` with ``arguments`` (without the program's name).
 
@@ -196,15 +219,7 @@ def run_command(name: str, arguments: Sequence[str], *, prog: str | None = None)
     """
     prog = prog or f"tessera {name}"
     try:
-        module = _load(name)
-        parser = _Parser(
-            prog=prog,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        more = [importlib.import_module(path) for path in COMMANDS[name].more]
-        for one in (module, *more):
-            one.add_arguments(parser)
+        (module, *more), parser = command_parser(name, prog=prog)
         # Intermixed: positional words may stand before, between and after the flags.
         args = parser.parse_intermixed_args(arguments)
         with contextlib.nullcontext() if COMMANDS[name].handles_sigterm else _tidy_end():
