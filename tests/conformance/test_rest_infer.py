@@ -195,6 +195,10 @@ def test_a_server_of_several_processes_gives_the_same(package, drawn):
         refused = rest.infer(body, headers, "/v2/models/nobody/infer")
         assert (refused.status, "'nobody' is unknown" in refused.json["error"]) == (404, True)
         assert rest.infer(b"{}").json == {"error": "inputs is not a list"}
+        assert rest.get("/v2/health/ready").json == {"ready": True}
+        assert rest.get("/v2/models/ranker/ready").status == 200
+        assert rest.get("/v2/models/ranker").json["versions"] == ["3"]
+        assert rest.get("/v2/models/nobody").status == 404
 
 
 def test_large_bags_in_json(server, rest, drawn):
