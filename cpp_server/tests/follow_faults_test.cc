@@ -210,7 +210,6 @@ TEST_F(FollowTest, GoesBackByAllCommitsOrByNone) {
   expect_state(0);
 }
 
-// Without dense features their tensor is empty, whatever number of samples its shape names.
 TEST(GoldenAnswersTest, HaveAsManySamplesAsAnswers) {
   InputSchema schema = test::schema();
   schema.dense_features.clear();
