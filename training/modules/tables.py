@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,8 +72,9 @@ class DescribesPooled:
         weighted: whether ids carry weights.
     """
 
-    configs: list[EmbeddingBagConfig]
-    weighted: bool
+    if TYPE_CHECKING:  # TorchScript would read them, and cannot while they are postponed
+        configs: list[EmbeddingBagConfig]
+        weighted: bool
 
     # TorchRec's fields, which programs read; TorchScript compiles the methods instead.
     __jit_unused_properties__: ClassVar[list[str]] = [
@@ -115,8 +116,9 @@ class DescribesUnpooled(_TablesAlike):
         configs: the settings of every table, in the collection's order.
     """
 
-    configs: list[EmbeddingConfig]
-    _need_indices: bool
+    if TYPE_CHECKING:  # as in `DescribesPooled`
+        configs: list[EmbeddingConfig]
+        _need_indices: bool
 
     # As in `DescribesPooled`.
     __jit_unused_properties__: ClassVar[list[str]] = [
