@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, register_random, settings
 
+from tessera.serving.packaging.trace import generated_code_forgotten
+
 # No deadlines: how long an example takes says how busy the machine is.
 common = settings(
     deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -44,6 +46,12 @@ register_random(torch_random)
 def pytest_configure(config):
     given = config.getoption("hypothesis_seed", None)
     torch_random.base = int(given) % 2**32 if given else 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _traces_stay_fast():
+    with generated_code_forgotten():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ from tessera.serving.packaging.tables.quantize import (
 from tessera.serving.packaging.tables.shard import check_plan, plan_shards
 from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.serving.packaging.tables.taken_over import QuantizedTable, plan_of_blocks
-from tessera.serving.packaging.trace import trace
+from tessera.serving.packaging.trace import generated_code_forgotten, trace
 from tessera.users_code import first_line, users_place
 
 
@@ -100,6 +100,7 @@ class ServableModel:
         return self.dense_bytes - self.dense_bytes_saved + tables
 
 
+@generated_code_forgotten()
 def make_servable(
     source: Source,
     options: PackageOptions,

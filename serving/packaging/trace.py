@@ -152,6 +152,24 @@ def _flat(module: nn.Module, graph: fx.Graph) -> fx.GraphModule:
 
 
 @contextmanager
+def generated_code_forgotten() -> Iterator[None]:
+    """Let torch.fx forget at the end the code that it generates for graphs meanwhile.
+
+    The code that it generates marks the functions of a graph with ``torch.fx.wrap``, so that the graph can be
+    traced again.  fx keeps the marks, and the code, as long as the process lives, and every trace visits all of them: after
+    a hundred packages tracing takes ten times as long.
+    """
+    wrapped = fx._symbolic_trace._wrapped_fns_to_patch  # noqa: SLF001 - fx has no way to unwrap
+    before = set(wrapped)
+    try:
+        yield
+    finally:
+        for key in wrapped.keys() - before:
+            if "__spec__" not in wrapped[key]:  # a module's own functions stay marked
+                del wrapped[key]
+
+
+@contextmanager
 def _changed_torch() -> Iterator[None]:
     """While tracing, let `FACTORIES` take traced sizes, and batch norms any number of dimensions."""
     changes: list[tuple[Any, str, Any]] = [(torch, f.__name__, _traceable(f)) for f in FACTORIES]
