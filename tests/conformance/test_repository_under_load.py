@@ -3,7 +3,7 @@
 from tests.conformance.callers import Callers, version_of
 from tests.conformance.live_models import Models, asking, load, ready, serve, unload
 
-ROUNDS = 6
+ROUNDS = 12
 VERSIONS = {1: "a", 2: "b", 3: "c"}
 
 

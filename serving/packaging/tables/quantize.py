@@ -135,9 +135,9 @@ def _fitted(table: SourceTable, kind: RowType) -> RowType:
 
     def chunks() -> Iterator[Tensor]:
         for begin in range(0, table.rows, step):
-            source = table.weights[begin : begin + step].detach()
-            yield source.float()
-            pages.release(source)
+            yield table.weights[begin : begin + step].detach().float()
+            # From the first row on: with the next piece the kernel may have mapped the end of the one before again.
+            pages.release(table.weights[: begin + step])
 
     return kind.fitted(chunks())
 
@@ -201,15 +201,14 @@ def _encoded(table: FloatTable, kind: RowType) -> _ReadRows:
     pages = MappedPages(table.weights)
 
     def read(begin: int, end: int) -> tuple[Tensor, float, float, float]:
-        source = table.weights[begin:end].detach()
-        chunk = source.float()
+        chunk = table.weights[begin:end].detach().float()
         check_range(table.name, lambda row: begin + row, chunk, kind)
         encoded = kind.encode(chunk)
         error = kind.decode(encoded, table.dim) - chunk
         low, high = error.aminmax()
         largest = max(-low.item(), high.item())
         found = encoded, largest, _sum_of_squares(error), _sum_of_squares(chunk)
-        pages.release(source)
+        pages.release(table.weights[:end])  # as in `_fitted`
         return found
 
     return read
