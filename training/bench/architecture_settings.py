@@ -91,7 +91,7 @@ _ADAGRAD = {
 FIRST = "model.first_order"
 _DROPPED = {"model.embedding_dropout": 0.3}
 _OWN_RATE = {
-    "train.first_order_optimizer": {"name": "sgd", "learning_rate": 0.3, "weight_decay": 0.01}
+    "train.first_order_optimizer": {"name": "sgd", "learning_rate": 0.6, "weight_decay": 0.02}
 }
 """Of the first-order weights: a sum over 100 ids of lists diverges at the rates of the tables."""
 SETTINGS: dict[str, Setting] = {
