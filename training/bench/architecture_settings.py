@@ -93,7 +93,7 @@ _DROPPED = {"model.embedding_dropout": 0.3}
 _OWN_RATE = {
     "train.first_order_optimizer": {"name": "sgd", "learning_rate": 0.6, "weight_decay": 0.02}
 }
-"""Of the first-order weights: a sum over 100 ids of lists diverges at the rates of the tables."""
+"""The rate of first-order weights: their sum over 100 ids of lists diverges at the rates of the tables."""
 SETTINGS: dict[str, Setting] = {
     "SGD": ("default", _SGD),
     "no user": ("no user", _SGD),
