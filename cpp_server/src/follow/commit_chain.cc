@@ -56,7 +56,7 @@ Step next_step(const std::set<CommitNumber>& numbers, const Fence& fence,
   const auto next = std::find_if(numbers.upper_bound(state), numbers.end(),
                                  [&](CommitNumber number) { return !fence.contains(number); });
   if (next == numbers.end()) return {};
-  // Of the numbers between, those that are not fenced are missing.
+  // Numbers between that are not fenced are missing.
   const CommitNumber expected = number_after(state, fence);
   if (expected < *next) return {Step::Kind::kGap, expected};
   return {Step::Kind::kTake, *next};
