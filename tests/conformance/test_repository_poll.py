@@ -152,12 +152,17 @@ def test_a_version_that_cannot_be_loaded_changes_nothing_until_it_can(
     models.put(name, 1, "a")
     becomes(name, "1")
     models.put(name, 2, "b", spoil=spoil)
-    server.wait_for(lambda: index(server).get((name, "2"), ("", ""))[1] != "")
+    rows = []
+
+    def failed():  # it is tried again now and then, and is LOADING meanwhile
+        rows.append(index(server).get((name, "2"), ("", "")))
+        return rows[-1][0] == "UNAVAILABLE" and rows[-1][1] != ""
+
+    server.wait_for(failed)
     server.wait_for(
         lambda: server.value("tessera_model_loads_total", model=name, result="failed") > 0
     )
-    state, reason = index(server)[name, "2"]
-    assert state == "UNAVAILABLE"
+    _, reason = rows[-1]
     assert str(models.path(name, 2)) in reason
     assert "\n" not in reason
     assert any(str(models.path(name, 2)) in str(line) for line in server.log)
