@@ -257,12 +257,12 @@ void add_connections(std::vector<MetricFamily>& page, const http2::Counters& cou
   }
 }
 
-// What guards the server has done; nothing where there is none.
+// What guards the server has done; without figures where there is none.
 void add_security(std::vector<MetricFamily>& page, const SecurityMetrics& security) {
+  page.push_back(family("tessera_calls_refused_total",
+                        "Calls and requests that were refused for their token, by reason",
+                        MetricType::Counter));
   if (security.tokens.watched) {
-    page.push_back(family("tessera_calls_refused_total",
-                          "Calls and requests that were refused for their token, by reason",
-                          MetricType::Counter));
     for (std::size_t i = 0; i < security.refused.size(); ++i) {
       add(page.back(), with({}, "reason", kTokenRefusalNames[i]), value(security.refused[i]));
     }
@@ -277,13 +277,11 @@ void add_security(std::vector<MetricFamily>& page, const SecurityMetrics& securi
     add(reloads, with(labels, "result", "taken"), value(one->taken));
     add(reloads, with(labels, "result", "refused"), value(one->refused));
   }
-  if (!reloads.metric.empty()) page.push_back(std::move(reloads));
-  if (security.certificates.watched) {
-    page.push_back(family("tessera_certificate_end_seconds",
-                          "When the server's certificate ends, seconds since 1970",
-                          MetricType::Gauge));
-    add(page.back(), {}, security.certificate_ends);
-  }
+  page.push_back(std::move(reloads));
+  page.push_back(family("tessera_certificate_end_seconds",
+                        "When the server's certificate ends, seconds since 1970",
+                        MetricType::Gauge));
+  if (security.certificates.watched) add(page.back(), {}, security.certificate_ends);
 }
 
 // Where the versions of repositories stand.

@@ -11,7 +11,8 @@ std::vector<Flag> security_flags(ServerConfig& config) {
        "know; read again when it changes and on SIGHUP, as are the next two, docs/security.md "
        "(default: none, connections are not encrypted)",
        [&](const std::string& value) { config.tls_cert = value; }},
-      {"tls-key", "FILE", "the private key of --tls-cert in PEM, without a password",
+      {"tls-key", "FILE",
+       "the private key of --tls-cert in PEM, without a password (default: none)",
        [&](const std::string& value) { config.tls_key = value; }},
       {"tls-client-ca", "FILE",
        "authorities in PEM, one of which must have signed the certificate that each client then "

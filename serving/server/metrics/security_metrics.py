@@ -36,33 +36,31 @@ class SecurityMetrics:
         self._others = refused
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as `prometheus_client` asks for them; none where nothing guards the server."""
+        """The families, as `prometheus_client` asks for them; without figures where nothing guards the server."""
+        refused = CounterMetricFamily(
+            "tessera_calls_refused",
+            "Calls and requests that were refused for their token, by reason",
+            labels=("reason",),
+        )
         if "tokens" in self.reloads:
-            refused = CounterMetricFamily(
-                "tessera_calls_refused",
-                "Calls and requests that were refused for their token, by reason",
-                labels=("reason",),
-            )
             for reason, count in self.refused.items():
                 others = sum(other[reason] for other in self._others)
                 refused.add_metric((reason,), count + others)
-            yield refused
-        if self.reloads:
-            reloads = CounterMetricFamily(
-                "tessera_secret_reloads",
-                "Changed files of tokens or certificates that were read again, by result",
-                labels=("files", "result"),
-            )
-            for kind, results in self.reloads.items():
-                for result, count in results.items():
-                    reloads.add_metric((kind, result), count)
-            yield reloads
+        reloads = CounterMetricFamily(
+            "tessera_secret_reloads",
+            "Changed files of tokens or certificates that were read again, by result",
+            labels=("files", "result"),
+        )
+        for kind, results in self.reloads.items():
+            for result, count in results.items():
+                reloads.add_metric((kind, result), count)
+        end = GaugeMetricFamily(
+            "tessera_certificate_end_seconds",
+            "When the server's certificate ends, seconds since 1970",
+        )
         if "certificates" in self.reloads:
-            yield GaugeMetricFamily(
-                "tessera_certificate_end_seconds",
-                "When the server's certificate ends, seconds since 1970",
-                value=self.certificate_ends,
-            )
+            end.add_metric((), self.certificate_ends)
+        yield from (refused, reloads, end)
 
 
 def add_counts(to: dict[str, int], more: dict[str, Any]) -> None:
