@@ -11,6 +11,7 @@
 
 #include "common/flags.h"
 #include "common/text.h"
+#include "front/repository_http.h"
 
 namespace tessera {
 namespace {
@@ -73,10 +74,7 @@ std::optional<HttpAnswer> Security::refusal(const HttpHead& head) const {
   if (authorizer_ == nullptr || is_probe(head.path)) return std::nullopt;
   const Status status = authorizer_->admit(head.authorization);
   if (status.ok()) return std::nullopt;
-  constexpr int kUnauthorized = 401;
-  constexpr int kTooManyRequests = 429;
-  return json_refusal(status.code == Code::kUnauthenticated ? kUnauthorized : kTooManyRequests,
-                      status.message);
+  return json_refusal(http_status_of(status.code), status.message);
 }
 
 void Security::look() {
