@@ -74,7 +74,7 @@ Key read_key(const std::string& path) {
 }
 
 http2::TlsContext new_context(const SSL_METHOD* method) {
-  const http2::TlsContext context(::SSL_CTX_new(method), &::SSL_CTX_free);
+  http2::TlsContext context(::SSL_CTX_new(method), &::SSL_CTX_free);
   if (context == nullptr) throw std::bad_alloc();
   ::SSL_CTX_set_options(context.get(), SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION |
                                            SSL_OP_NO_TICKET | SSL_OP_CIPHER_SERVER_PREFERENCE |
