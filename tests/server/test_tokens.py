@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_read(tmp_path, content, expected):
 
 
 class Warnings:
-    """A logger."""
+    """A logger that keeps the names of warnings."""
 
     def __init__(self):
         self.events = []

@@ -141,7 +141,7 @@ Moved TlsSession::read(int descriptor, std::span<std::byte> into) {
     }
   }
   keep_rest();
-  // Of a handshake, or an alert that says why there is none.
+  // OpenSSL has written its part of a handshake, or an alert that says why there is none.
   if (!push(descriptor)) moved.ended = true;
   return moved;
 }

@@ -43,7 +43,7 @@ class TlsFiles:
 
     @property
     def paths(self) -> list[str]:
-        """Those that there are."""
+        """The paths of those files that are named."""
         return [path for path in (self.cert, self.key, self.client_ca) if path]
 
 
