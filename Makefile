@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check -q
 FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERSION)
 # The command line, the folders it is linked to, and what is beside them.
-SOURCES := tessera training serving kernels cpp_server tests load_tests examples wheels
+SOURCES := tessera training serving kernels cpp_server tests load_tests examples wheels deploy
 
 # Each prints a table and names the machine; docs/benchmarks.md holds the results.
 BENCHES := training.bench.reader training.bench.startup training.bench.train_speed serving.bench.forward \
@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives attack-logs sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives attack-logs sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -128,6 +128,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
+	cd deploy/monitoring && $(abspath $(BIN))/mypy *.py
 	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
 	$(BIN)/python kernels/row_header.py
@@ -145,6 +146,10 @@ protos: install-dev  ## generate serving/protocol from protos/
 
 row-types:  ## regenerate what C++ and the command line read of kernels/row_types.py
 	$(BIN)/python kernels/row_header.py --write
+
+metrics-page:  ## regenerate docs/metrics.md and the Grafana dashboard from the servers' code and the table of panels
+	$(BIN)/python -m tessera.serving.server.metrics.reference --write
+	$(BIN)/python deploy/monitoring/dashboard.py --write
 
 package-rules:  ## regenerate what the C++ reader of packages takes from serving/package
 	$(BIN)/python -m tessera.serving.package.generate --write

@@ -86,11 +86,13 @@ class FollowMetrics:
     def collect(self) -> Iterator[Metric]:
         """The families, as `prometheus_client` asks for them."""
         commit = GaugeMetricFamily(
-            "tessera_model_commit", "The commit that the version has; 0: none", labels=_LABELS
+            "tessera_model_commit",
+            "The commit of the state that answers, 0: the package itself",
+            labels=_LABELS,
         )
         freshness = GaugeMetricFamily(
             "tessera_freshness_seconds",
-            "Age of the newest training example that the version has seen",
+            "How long ago the newest training example of the state that answers was made",
             labels=_LABELS,
         )
         now = time.time()
@@ -100,11 +102,11 @@ class FollowMetrics:
                 if row.newest_example_s is not None:
                     freshness.add_metric((row.model, row.version), now - row.newest_example_s)
         rows = CounterMetricFamily(
-            "tessera_commit_rows", "Rows that commits have put in", labels=_LABELS
+            "tessera_commit_rows", "Rows of tables that commits have changed", labels=_LABELS
         )
         apply = HistogramMetricFamily(
             "tessera_commit_apply_seconds",
-            "How long forward passes waited for a commit at most",
+            "How long batches waited while a commit was written and its golden answers computed",
             labels=_LABELS,
         )
         refused = CounterMetricFamily(

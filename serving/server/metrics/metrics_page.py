@@ -84,7 +84,7 @@ class MetricsCollector(Collector):
             ids.add_metric(labels, model.ids)
             outside.add_metric(labels, model.out_of_range_ids)
         dropped = CounterMetricFamily(
-            "tessera_log_lines_dropped", "Log lines that could not be written in time, or at all"
+            "tessera_log_lines_dropped", "Log lines that found no room or could not be written"
         )
         dropped.add_metric((), self._dropped_log_lines())
         yield from (requests, rejected, batches, ids, outside, values, missing, dropped)

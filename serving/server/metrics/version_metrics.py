@@ -177,12 +177,12 @@ class VersionMetrics:
         """The families, as `prometheus_client` asks for them."""
         state = GaugeMetricFamily(
             "tessera_model_state",
-            "1 for the state that a version is in",
+            "1 for the state that the version is in",
             labels=("model", "version", "state"),
         )
         progress = GaugeMetricFamily(
             "tessera_model_load_progress",
-            "How much of a load is done, from 0 to 1",
+            "How much of a load has been done, 0 to 1",
             labels=("model", "version"),
         )
         for row in self.index():
@@ -194,7 +194,7 @@ class VersionMetrics:
                 progress.add_metric((row.model, row.version), row.progress)
         loads = CounterMetricFamily(
             "tessera_model_loads",
-            "Loads of versions of repositories, by how they ended",
+            "Loads of a repository's versions",
             labels=("model", "result"),
         )
         for labels, count in sorted(self._loads.items()):
