@@ -18,6 +18,7 @@
 #include <tuple>
 #include <vector>
 
+#include "recycled.h"
 #include "table_columns.h"
 
 namespace tessera {
@@ -39,10 +40,12 @@ struct Batch {
   Tensor weights;  // empty: not wanted
 
   Batch(int64_t rows, int64_t dense_columns, int64_t features, int64_t ids, bool weighted)
-      : dense(at::empty({rows, dense_columns}, at::kFloat)),
-        lengths(at::empty({features * rows}, at::kInt)),
-        values(at::empty({ids}, at::kLong)),
-        weights(at::empty({weighted ? ids : 0}, at::kFloat)) {}
+      : dense(memory().empty({rows, dense_columns}, at::kFloat)),
+        lengths(memory().empty({features * rows}, at::kInt)),
+        values(memory().empty({ids}, at::kLong)),
+        weights(memory().empty({weighted ? ids : 0}, at::kFloat)) {}
+
+  static RecycledMemory& memory() { return RecycledMemory::process(); }
 };
 
 using Batched = std::tuple<Tensor, Tensor, Tensor, Tensor>;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -207,3 +209,40 @@ def test_columns_that_do_not_fit_are_refused():
         )
     with pytest.raises(RuntimeError, match="needed, got"):
         TABLE.table_interleave([], [], [ids], [bits], None, *stored)
+
+
+def ids_of_rows(first, rows):
+    """The values of a batch of one column whose ids are the numbers of its rows."""
+    none = ([], [], [], [])
+    column, bits = torch.arange(first + rows), torch.empty(0, dtype=torch.uint8)
+    return TABLE.table_batch([], [], [column], [bits], *none, first, rows, False)[2]
+
+
+def test_memory_of_a_batch_is_used_again_once_nobody_holds_it():
+    rows = 100_000  # large enough not to be the C library's
+    held = [ids_of_rows(first, rows) for first in range(4)]
+    places = [values.data_ptr() for values in held]
+    assert len(set(places)) == len(places)
+    last_rows = held[0][-5:]  # holds the whole of it
+    numbers = held[1].numpy()
+    del held
+    others = [ids_of_rows(first, rows) for first in range(10, 14)]
+    assert {values.data_ptr() for values in others} & set(places[2:])
+    assert not {values.data_ptr() for values in others} & set(places[:2])
+    for first, values in enumerate(others, start=10):
+        assert torch.equal(values, torch.arange(first, first + rows))
+    assert torch.equal(last_rows, torch.arange(rows - 5, rows))
+    assert np.array_equal(numbers, np.arange(1, 1 + rows))
+
+
+def test_threads_make_and_let_go_of_batches_at_once():
+    def make(worker):
+        kept = []
+        for turn in range(60):
+            first = 1_000 * worker + turn
+            kept.append((first, ids_of_rows(first, 8_192 + 512 * (turn % 7))))
+            first, values = kept[0] if len(kept) < 4 else kept.pop(0)
+            assert torch.equal(values, torch.arange(first, first + len(values)))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, range(8)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from tessera.errors import UserError
@@ -228,7 +229,7 @@ class FeatureColumns:
         """Names of the dense features, in column order."""
         return tuple(column.name for column in self.dense)
 
-    @property
+    @cached_property
     def sparse_names(self) -> tuple[str, ...]:
         """Names of the sparse features, in the order of a batch's keys."""
         return tuple(column.name for column in self.sparse)

@@ -92,8 +92,8 @@ def joined(cuts: Sequence[Cut]) -> Cut:
 
 
 Lists = tuple[list[torch.Tensor], ...]
-Columns = tuple[list[Column], list[Column]]
-"""The dense columns, and those of one id."""
+Columns = tuple[list[torch.Tensor], ...]
+"""Values and bits of the dense columns, and of those of one id."""
 
 
 class Decoded:
@@ -166,7 +166,7 @@ class Decoded:
         ids = [id_column(source.column, part) for source in self._singles]
         lists = [jagged_of(source, part) for source in self._many]
         if self._stored is None:
-            self._whole.append(((dense, ids), lists_of(lists)))
+            self._whole.append(((*_of_columns(dense), *_of_columns(ids)), lists_of(lists)))
             self._ends.append(place.stop)
             return
         torch.ops.tessera.table_interleave(
@@ -188,7 +188,8 @@ class Decoded:
     def cut(self, rows: Rows | slice) -> Cut:
         """The rows at these places, a slice where they are cut in their order."""
         if self._stored is None and isinstance(rows, slice):
-            return joined([no_rows(self._columns), *self._cuts_of_parts(rows.start, rows.stop)])
+            cuts = self._cuts_of_parts(rows.start, rows.stop)
+            return joined(cuts or [no_rows(self._columns)])
         assert self._stored is not None, "rows in another order than their own are stored"
         places = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         found = torch.ops.tessera.table_batch_at(
@@ -202,10 +203,9 @@ class Decoded:
         while start < stop:
             before = self._ends[number - 1] if number else 0
             end = min(stop, self._ends[number])
-            (dense, ids), lists = self._whole[number]
+            columns, lists = self._whole[number]
             found = torch.ops.tessera.table_batch(
-                *_of_columns(dense),
-                *_of_columns(ids),
+                *columns,
                 *lists,
                 start - before,
                 end - start,
