@@ -100,7 +100,7 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
         )
 
     @property
-    def _embedding_collection(self) -> nn.Module:
+    def _embedding_collection(self) -> Any:
         return self._embedding_module
 
     def embedding_configs(self) -> list[BaseEmbeddingConfig]:
@@ -129,7 +129,7 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
         )
 
     @property
-    def _embedding_bag_collection(self) -> nn.Module:
+    def _embedding_bag_collection(self) -> Any:
         return self._embedding_module
 
     def embedding_bag_configs(self) -> list[BaseEmbeddingConfig]:

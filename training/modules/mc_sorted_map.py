@@ -93,7 +93,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._evicted: list[Tensor] = []
         self._current_iter: int | None = None
-        self.register_load_state_dict_post_hook(lambda module, _: module.purge())
+        self.register_load_state_dict_post_hook(lambda module, _: module.purge())  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.reset_parameters()
 
     @torch.no_grad()

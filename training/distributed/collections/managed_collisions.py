@@ -83,8 +83,8 @@ class ShardedManagedCollisionCollection(nn.Module):
             for table in group.embedding_tables
         ]
         self._features = [name for _, names in self._table_features for name in names]
-        self.register_state_dict_post_hook(_whole_maps)
-        self.register_load_state_dict_pre_hook(_own_parts)
+        self.register_state_dict_post_hook(_whole_maps)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.register_load_state_dict_pre_hook(_own_parts)  # type: ignore[no-untyped-call] # torch leaves it untyped
 
     @property
     def unsharded_module_type(self) -> type[ManagedCollisionCollection]:

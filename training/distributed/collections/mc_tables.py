@@ -150,7 +150,7 @@ class BaseShardedManagedCollisionEmbeddingCollection(
     ) -> None:
         super().__init__(e_sharder.qcomm_codecs_registry)
         plan = table_name_to_parameter_sharding
-        tables = e_sharder.shard(module._embedding_module, plan, env, device)  # type: ignore[arg-type] # noqa: SLF001 - the plain form, of the sharder's type
+        tables = e_sharder.shard(module._embedding_module, plan, env, device)  # noqa: SLF001 - the plain form, of the sharder's type
         assert isinstance(tables, (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection))
         shardings = list(tables.shardings.values())
         self._embedding_module = tables
@@ -308,7 +308,7 @@ class BaseManagedCollisionEmbeddingCollectionSharder(BaseEmbeddingSharder[M]):
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """The weights of the tables by table name."""
-        return self._e_sharder.shardable_parameters(module._embedding_module)  # type: ignore[arg-type] # noqa: SLF001 - the plain form of what this makes
+        return self._e_sharder.shardable_parameters(module._embedding_module)  # noqa: SLF001 - the plain form of what this makes
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Row-wise: each rank maps ids to rows of its own."""
