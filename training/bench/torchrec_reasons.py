@@ -1,7 +1,7 @@
 """What docs/torchrec.md says of TorchRec's names that are not under their own path."""
 
 _KEY_VALUE = "tables on disks and in key-value stores are not here"
-_COLLISIONS = "managed collision modules are trained on one rank, by `modules.mc_embedding_modules`"
+_COLLISIONS = "a map of ids is sharded beside its tables, and is not quantized with them"
 _HASH_ZCH = "`modules.mc_modules` keeps a sorted map; maps of hashed places (MPZCH) are not here"
 _PEC = "updates of rows that batches share are not held back"
 _READ_ONLY = "managed collision modules leave no id out of its bag and keep nothing else of it"

@@ -2,6 +2,8 @@
 
 # Annotations are not postponed here: torch.fx hands them on to TorchScript, which needs types.
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -44,7 +46,7 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
                 f"{tables}; give both the same tables in the same order"
             )
         self._managed_collision_collection = managed_collision_collection
-        self._embedding_module = embedding_module
+        self._embedding_module: Any = embedding_module
         self._return_remapped_features = return_remapped_features
         self._in_place = allow_in_place_embed_weight_update
 
@@ -98,8 +100,12 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
         )
 
     @property
-    def _embedding_collection(self) -> nn.Module:
+    def _embedding_collection(self) -> Any:
         return self._embedding_module
+
+    def embedding_configs(self) -> list[BaseEmbeddingConfig]:
+        """The settings of every table, in the collection's order."""
+        return tables_of(self._embedding_module)
 
 
 class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
@@ -123,8 +129,16 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
         )
 
     @property
-    def _embedding_bag_collection(self) -> nn.Module:
+    def _embedding_bag_collection(self) -> Any:
         return self._embedding_module
+
+    def embedding_bag_configs(self) -> list[BaseEmbeddingConfig]:
+        """The settings of every table, in the collection's order."""
+        return tables_of(self._embedding_module)
+
+    def is_weighted(self) -> bool:
+        """Whether ids carry weights."""
+        return bool(self._embedding_module.is_weighted())
 
 
 def tables_of(module: EmbeddingBagCollection | EmbeddingCollection) -> list[BaseEmbeddingConfig]:

@@ -126,6 +126,7 @@ class ManagedCollisionCollection(nn.Module):
             if self.need_preprocess:
                 remapped = module(own, mutate_miss_lengths)
             else:
+                assert isinstance(module, ManagedCollisionModule)
                 remapped = module.remap(module.profile(own), mutate_miss_lengths)
             rows += [remapped[name].values() for name in names]
         return features.with_values(torch.cat(rows))

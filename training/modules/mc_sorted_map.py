@@ -93,7 +93,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._evicted: list[Tensor] = []
         self._current_iter: int | None = None
-        self.register_load_state_dict_post_hook(lambda module, _: module.settle_loaded_state())
+        self.register_load_state_dict_post_hook(lambda module, _: module.purge())  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.reset_parameters()
 
     @torch.no_grad()
@@ -246,10 +246,11 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             )
 
     @torch.no_grad()
-    def settle_loaded_state(self) -> None:
-        """Make a state that was put into the buffers this module's own: call it after loading.
+    def purge(self) -> None:
+        """Forget what followed from the state before another one was put into the buffers.
 
-        The parts that several ranks saved become one sorted map.
+        Loading calls it, of a state dict or of a checkpoint.  The parts that several ranks saved
+        become one sorted map.
 
         Raises:
             UserError: see `validate_state`.
