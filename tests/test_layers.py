@@ -178,6 +178,7 @@ TRAINING_ORDER = (
     "lazy_names",
     "field_checks",
     "average_config",
+    "first_order_config",
     "report_page",
     "variants",
     "metrics",

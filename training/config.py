@@ -19,6 +19,7 @@ from tessera.training import field_checks as check
 from tessera.training.average_config import AverageConfig
 from tessera.training.config_source import ConfigSource, apply_overrides, read_yaml
 from tessera.training.data.config import DataConfig
+from tessera.training.first_order_config import FirstOrderOptimizerConfig
 from tessera.training.models.config import ModelConfig
 from tessera.training.trackers.tracker import TrackerConfig, parse_trackers
 from tessera.training.typed_config import build, differing_keys, to_plain, to_yaml
@@ -105,7 +106,7 @@ class EmbeddingOptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The factor on both learning rates, by step.
+    """The factor on all learning rates, by step.
 
     Attributes:
         kind: what follows the warm-up: ``constant`` 1, or a ``linear`` or ``cosine`` decay that
@@ -173,6 +174,8 @@ class TrainConfig:
         epochs (epochs): passes over the training rows.
         dense_optimizer: see `DenseOptimizerConfig`.
         embedding_optimizer: see `EmbeddingOptimizerConfig`.
+        first_order_optimizer: None, in which case first-order weights are updated as the tables are, or see
+            `FirstOrderOptimizerConfig`.
         schedule: see `ScheduleConfig`.
         eval_every_steps (steps): evaluate on the validation rows every so many steps, besides at the
             end of epochs; None: only there.
@@ -215,6 +218,7 @@ class TrainConfig:
     epochs: int = 1
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    first_order_optimizer: FirstOrderOptimizerConfig | None = None
     schedule: ScheduleConfig = ScheduleConfig()
     eval_every_steps: int | None = None
     eval_every_epochs: int = 1

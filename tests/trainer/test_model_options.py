@@ -136,6 +136,19 @@ def test_terms_are_added_to_the_logits_by_their_formulas(arch, labels):
 
 
 @torch.no_grad()
+def test_first_order_weights_are_each_features_own_and_summed():
+    options = {"tables": SEQUENCES["tables"], "pooling": "mean"}
+    plain = build("dlrm", **options)
+    model = build("dlrm", first_order=True, **options)
+    beside(plain, model)
+    configs = model.arch.terms.first_order.embedding_bag_collection.embedding_bag_configs()
+    assert [config.feature_names for config in configs] == [["user"], ["item"], ["history"]]
+    dense, kjt = batch()
+    found = model(dense, kjt) - plain(dense, kjt)
+    torch.testing.assert_close(found, first_order(model, dense), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("arch", ["dlrm", "dlrm_dcn"])
 def test_concatenation_gives_the_top_mlp_the_vectors(arch):
     model = build(arch, concat=True)
@@ -214,6 +227,7 @@ def test_a_run_with_all_of_them_trains_resumes_and_loads(tmp_path):
     lines = ["first_order: true", "fm: false", "concat: true", "batch_norm: true"]
     path = write_config(tmp_path / "a.yaml", "dlrm_dcn", labels=("clicked", "spent"), model=lines)
     changes = ["model.embedding_dim=auto", "train.metric=log_loss", "model.embedding_dropout=0.1"]
+    changes += ["train.schedule.kind=linear", "train.first_order_optimizer.learning_rate=0.1"]
     config = load_config(path, changes)
     whole = train(config, tmp_path / "whole", progress=False)
     steps = iter(range(100))
@@ -224,9 +238,8 @@ def test_a_run_with_all_of_them_trains_resumes_and_loads(tmp_path):
     assert {**again.final, timed: 0} == {**whole.final, timed: 0}
     model = load_trained(whole.folder).model
     assert [feature.dim for feature in model.features] == [auto_dim(40), auto_dim(30), auto_dim(30)]
-    weights = model.get_parameter(
-        "arch.terms.first_order.embedding_bag_collection.embedding_bags.first_order_item_table.weight"
-    )
+    tables = model.arch.terms.first_order.embedding_bag_collection.embedding_bags
+    weights = tables["first_order_item_table_of_history"].weight
     assert weights.shape == (30, 2)
     assert (weights.abs().sum(dim=0) > 0).all()
 
@@ -275,3 +288,40 @@ def test_l2_shrinks_the_rows_of_a_batch_and_no_others(tmp_path):
     assert torch.equal(decayed[~met], once[~met])
     assert torch.equal(twice[~met], once[~met])
     assert not torch.equal(once[met], before[met])
+
+
+def test_first_order_weights_may_have_an_optimizer_of_their_own(tmp_path):
+    def weights_after(name, epochs, optimizer):
+        """The history's first-order weights after so many steps over the whole data, and the items' vectors."""
+        path = write_config(tmp_path / f"{name}.yaml", "dlrm", model=["first_order: true"])
+        sgd = "{name: sgd, learning_rate: 1.0}"
+        lines = ["train.batch_size=1000", f"train.epochs={epochs}"]
+        lines += [f"train.embedding_optimizer={sgd}", f"train.first_order_optimizer={optimizer}"]
+        run = train(load_config(path, lines), tmp_path / name, progress=False)
+        model = load_trained(run.folder).model
+        tables = model.arch.terms.first_order.embedding_bag_collection.embedding_bags
+        vectors = model.arch.sparse_arch.embedding_bag_collection.embedding_bags["item_table"]
+        return tables["first_order_item_table_of_history"].weight, vectors.weight
+
+    alike, vectors = weights_after("alike", 1, "null")
+    once, same = weights_after("once", 1, "{name: sgd, learning_rate: 3.0}")
+    assert torch.equal(same, vectors)
+    met = alike[:, 0] != 0
+    assert met.any()
+    torch.testing.assert_close(once, 3 * alike)
+    adagrad, _ = weights_after("adagrad", 1, "{name: adagrad, learning_rate: 0.5}")
+    torch.testing.assert_close(adagrad, 0.5 * alike.sign(), rtol=1e-4, atol=1e-6)
+    twice, _ = weights_after("twice", 2, "{name: sgd, learning_rate: 3.0}")
+    decayed, _ = weights_after("decayed", 2, "{name: sgd, learning_rate: 3.0, weight_decay: 0.1}")
+    # The first step begins at 0, the second shrinks what the first has made.
+    torch.testing.assert_close(decayed, twice - 3.0 * 0.1 * once, rtol=1e-4, atol=1e-6)
+
+
+def test_an_optimizer_of_first_order_weights_needs_some(tmp_path):
+    path = write_config(tmp_path / "a.yaml", "dlrm")
+    config = load_config(path, ["train.first_order_optimizer.learning_rate=0.1"])
+    message = (
+        "first_order_optimizer is given, but the model has no first-order weights; set model.f"
+    )
+    with pytest.raises(UserError, match=message):
+        train(config, tmp_path / "run", progress=False)

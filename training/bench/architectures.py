@@ -13,7 +13,7 @@ logistic regression's ``C`` and LightGBM's leaves and rounds are chosen likewise
 choose nothing.
 
 ± is a standard error by drawing users (`tessera.training.bench.clustered`): the test rows are of fewer
-than 200.  The difference to LightGBM is that of pairs.
+than 200.  The differences to the peers are those of pairs.
 
 Runs are kept in ``--out``: the script goes on where it was stopped.  It writes ``architectures.md``
 there and prints it.
@@ -174,14 +174,23 @@ def best(found: Mapping[str, Scored]) -> tuple[str, Scored]:
     return max(found.items(), key=lambda item: valid_auc(item[1]))
 
 
-def table(models: Mapping[str, Sequence[Scored]], peer: str, users: npt.NDArray[np.int64]) -> str:
-    """The results; ``models`` are the runs by name, ``peer`` the one whose AUC the others' are less."""
+def table(
+    models: Mapping[str, Sequence[Scored]], chosen: Mapping[str, str], users: npt.NDArray[np.int64]
+) -> str:
+    """The results.
+
+    Args:
+        models: the runs by name.
+        chosen: by peer, the one of these names that it has; its AUC is taken off the others'.
+        users: ``[n]``, of the test rows.
+    """
     weights = np.concatenate([np.ones((1, len(users))), user_weights(users)])
+    less_peers = "".join(f" less {peer}'s |" for peer in chosen)
     lines = [
         f"{machine()}. Test rows: {len(users)}, of {len(np.unique(users))} users.",
         "",
-        "| features until | model | validation AUC | test AUC | less LightGBM's | mean logits | runs |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| features until | model | validation AUC | test AUC |{less_peers} mean logits | runs |",
+        f"| --- | --- | --- | --- |{' --- |' * len(chosen)} --- | --- |",
     ]
     for way in WAYS:
         test = f"{way} test"
@@ -192,14 +201,16 @@ def table(models: Mapping[str, Sequence[Scored]], peer: str, users: npt.NDArray[
         for name, runs in models.items():
             valid = np.mean([run.auc(f"{way} valid") for run in runs])
             own = _with_error(draws[name])
-            less = "" if name == peer else _with_error(draws[name] - draws[peer], sign="+")
+            less = [
+                "" if name == peer else _with_error(draws[name] - draws[peer], sign="+")
+                for peer in chosen.values()
+            ]
             joined = ""
             if len(runs) > 1:
                 mean: Values = np.mean([run.scores[test] for run in runs], axis=0)
                 joined = f"{Scored({test: mean}, runs[0].labels).auc(test):.4f}"
-            lines.append(
-                f"| `{way}` | {name} | {valid:.4f} | {own} | {less} | {joined} | {len(runs)} |"
-            )
+            cells = [f"`{way}`", name, f"{valid:.4f}", own, *less, joined, str(len(runs))]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -229,16 +240,16 @@ def main() -> None:
                 setting, scored = best(known)
                 name = f"`{arch}`, {setting} (of {len(known)})"
                 models[name], chosen[name] = [scored], (arch, setting)
-        boosted = ""
+        peer_names = {}
         for peer, found in bench.peer_runs().items():
             setting, scored = best(found)
-            boosted = f"{peer}, {setting} (of {len(found)})"
-            models[boosted] = [scored]
+            peer_names[peer] = f"{peer}, {setting} (of {len(found)})"
+            models[peer_names[peer]] = [scored]
         for seed in range(1, args.seeds):
             for name, (arch, setting) in chosen.items():
                 if (again := bench.run(arch, setting, seed)) is not None:
                     models[name].append(again)
-        text = table(models, boosted, bench.test_users())
+        text = table(models, peer_names, bench.test_users())
     (args.out / "architectures.md").write_text(text)
     print(text)
 

@@ -11,8 +11,8 @@ term come as far as the regression's ``C`` does.  The rest is ``configs/criteo_s
 The target statistics (the mean and count of the label for each id of each category) are out-of-fold
 ones of the training rows; see `tessera.training.transforms.target_statistics`.
 
-± is the standard error over folds; the difference to LightGBM is that of pairs.  Runs are kept in ``--out``:
-the script goes on where it was stopped.  It writes ``criteo_folds.md`` there and prints it.
+± is the standard error over folds; the differences to the peers are those of pairs.  Runs are kept in
+``--out``: the script goes on where it was stopped.  It writes ``criteo_folds.md`` there and prints it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ SETTINGS: dict[str, tuple[bool, dict[str, Any], dict[str, Any]]] = {
 ``deepfm`` has the first-order term in any case.
 """
 
-INVERSE_L2 = (0.01, 0.03, 0.1)
+PEERS = ("LightGBM", "logistic regression")
+INVERSE_L2 = (0.03, 0.1)
 LEAVES = (4, 7)
-ROUNDS = (150, 300)
+ROUNDS = (150,)
 
 
 class Sample:
@@ -193,7 +194,7 @@ def contenders(bench: Bench) -> dict[str, dict[str, Trial]]:
         )
         for c in INVERSE_L2
     }
-    for arch, setting in itertools.product(ARCHITECTURES, SETTINGS):
+    for setting, arch in itertools.product(SETTINGS, ARCHITECTURES):
         trial = partial(bench.model, arch=arch, setting=setting)
         found[f"`{arch}`, {setting}"] = {setting: trial}
     return found
@@ -213,12 +214,13 @@ def outer(fold: int, trials: Mapping[str, Trial]) -> tuple[str, Scored] | None:
 
 
 def table(found: Mapping[str, Mapping[int, tuple[str, Scored]]]) -> str:
-    """The results; the folds that LightGBM and a model both have are compared."""
+    """The results; the folds that a peer and a model both have are compared."""
+    less_peers = "".join(f" less {peer}'s |" for peer in PEERS)
     lines = [
         f"{machine()}.",
         "",
-        "| model | AUC | less LightGBM's | folds | chosen by the folds |",
-        "| --- | --- | --- | --- | --- |",
+        f"| model | AUC |{less_peers} folds | chosen by the folds |",
+        f"| --- | --- |{' --- |' * len(PEERS)} --- | --- |",
     ]
     aucs = {
         name: {fold: scored.auc("test") for fold, (_, scored) in folds.items()}
@@ -228,17 +230,20 @@ def table(found: Mapping[str, Mapping[int, tuple[str, Scored]]]) -> str:
     for name, own in aucs.items():
         if not own:
             continue
-        less = [own[fold] - aucs["LightGBM"][fold] for fold in own if fold in aucs["LightGBM"]]
+        less = [_less(own, aucs[peer]) if name != peer else "" for peer in PEERS]
         settings = [setting for setting, _ in found.get(name, {}).values()]
         counts = [f"{s} ({settings.count(s)})" for s in dict.fromkeys(settings)]
         if not counts or counts[0].partition(" (")[0] in name:
             counts = []
-        difference = "" if name == "LightGBM" else _with_error(less, sign="+")
-        lines.append(
-            f"| {name} | {_with_error(list(own.values()))} | {difference} | {len(own)} |"
-            f" {'; '.join(counts)} |"
-        )
+        cells = [name, _with_error(list(own.values())), *less, str(len(own)), "; ".join(counts)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _less(own: Mapping[int, float], peer: Mapping[int, float]) -> str:
+    """The mean difference over the folds that both have, with its error; empty where there are none."""
+    pairs = [own[fold] - peer[fold] for fold in own if fold in peer]
+    return _with_error(pairs, sign="+") if pairs else ""
 
 
 def _of_ranks(found: Mapping[str, Mapping[int, tuple[str, Scored]]]) -> dict[int, float]:
@@ -271,8 +276,8 @@ def main() -> None:
         bench = Bench(Sample(args.data), Trials(args.out, minutes=args.minutes), Path(work))
         trials = contenders(bench)
         found: dict[str, dict[int, tuple[str, Scored]]] = {name: {} for name in trials}
-        for fold in range(FOLDS):
-            for name, own in trials.items():
+        for name, own in trials.items():
+            for fold in range(FOLDS):
                 if (result := outer(fold, own)) is not None:
                     found[name][fold] = result
             (args.out / "criteo_folds.md").write_text(table(found))

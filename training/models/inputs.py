@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -83,6 +84,7 @@ class ModelInputs:
         dim: int | None = None,
         init: float | None = None,
         without: Collection[str] = (),
+        own_weights: bool = False,
     ) -> EmbeddingBagCollection:
         """A fresh pooled collection with the tables of all features, or of all but some.
 
@@ -91,18 +93,25 @@ class ModelInputs:
             dim: columns of every table; None: each feature's own.
             init: stands for ``embedding_init`` in this collection.
             without: names of features that are left out; at least one must be left.
+            own_weights: whether each feature has a table of its own, also where several name the same one
+                (their names then end with the feature's), and all bags are summed.
         """
         features = [feature for feature in self.features if feature.name not in without]
         bound = self.embedding_init if init is None else init
+        uses = Counter(feature.table for feature in features)
         tables: dict[str, EmbeddingBagConfig] = {}
         for feature in features:
+            name = prefix + feature.table
+            if own_weights and uses[feature.table] > 1:
+                name += "_of_" + feature.name.replace(".", "_")
+            mean = feature.pooling == "mean" and not own_weights
             table = tables.setdefault(
-                feature.table,
+                name,
                 EmbeddingBagConfig(
                     num_embeddings=feature.rows,
                     embedding_dim=dim or feature.dim,
-                    name=prefix + feature.table,
-                    pooling=PoolingType.MEAN if feature.pooling == "mean" else PoolingType.SUM,
+                    name=name,
+                    pooling=PoolingType.MEAN if mean else PoolingType.SUM,
                     weight_init_max=bound,
                     weight_init_min=None if bound is None else -bound,
                 ),

@@ -26,7 +26,7 @@ class FirstOrder(nn.Module):
     """One weight per dense column and per id, for each output, summed.
 
     Args:
-        collection: tables of dimension ``L``, one per feature.
+        collection: tables of dimension ``L``, one per feature, whose bags are summed.
         dense_columns: ``N``.
         outputs: ``L``.
     """
@@ -114,8 +114,9 @@ class TermsConfig:
     def terms(self, inputs: ModelInputs, own: Mapping[str, int] | None = None) -> LogitTerms | None:
         """The terms that the config asks for; None: none.
 
-        The first-order weights are a second collection of tables, with the rows of the first one's,
-        and begin at 0.
+        The first-order weights are a second collection of tables, one for each feature, with the rows of
+        the first collection's.  They are summed over a bag, whatever the pooling of the vectors, and begin
+        at 0.
 
         Args:
             inputs: the features, each with one vector.
@@ -129,7 +130,9 @@ class TermsConfig:
         outputs = len(inputs.labels)
         first_order = None
         if self.first_order:
-            tables = inputs.collection(prefix="first_order_", dim=outputs, init=0.0)
+            tables = inputs.collection(
+                prefix="first_order_", dim=outputs, init=0.0, own_weights=True
+            )
             first_order = FirstOrder(tables, inputs.dense_columns, outputs)
         dims = {**(own or {}), **{feature.name: feature.dim for feature in inputs.features}}
         return LogitTerms(first_order, _one_shape(dims) if self.fm else None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig
@@ -19,11 +20,14 @@ from tessera.training.distributed.collections.pooled import EmbeddingBagCollecti
 from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.collections.unpooled import EmbeddingCollectionSharder
 from tessera.training.distributed.model.model_parallel import DistributedModelParallel
+from tessera.training.first_order_config import FirstOrderOptimizerConfig
 from tessera.training.models.ranking import build_ranking_model
 from tessera.training.models.retrieval import RetrievalArch
+from tessera.training.models.terms import FirstOrder
+from tessera.training.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tessera.training.optim.fused import EmbOptimType
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from tessera.training.optim.optimizers import in_backward_optimizer_filter
+from tessera.training.optim.optimizers import SGD, Adagrad, in_backward_optimizer_filter
 from tessera.training.trainer.averages import WeightAverages
 from tessera.training.trainer.checkpoint_file import Checkpoint
 from tessera.training.trainer.losses import Losses
@@ -40,6 +44,7 @@ NO_MEMORY = "can't allocate memory"  # how torch's CPU allocator puts it
 
 # A config leaves out what tells exact updates from the approximate ones that FBGEMM had before.
 _FUSED = {kind.name.lower().removeprefix("exact_"): kind for kind in EmbOptimType}
+_FIRST_ORDER = {"sgd": SGD, "adagrad": Adagrad}
 _DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -59,6 +64,7 @@ class Assembly:
         losses: of the model's labels.
         dense_optimizer: of every parameter that is not a table.
         peaks: the peak learning rates of these and of the tables.
+        fused_peaks: that of each of the fused optimizer's groups, in their order.
         ranks: who trains together.
         averages: of the weights; None: none are made.
         retrieval: of a model for retrieval, what is known of the items.
@@ -70,6 +76,7 @@ class Assembly:
     losses: Losses
     dense_optimizer: torch.optim.Optimizer
     peaks: tuple[float, float]
+    fused_peaks: tuple[float, ...]
     ranks: Ranks
     averages: WeightAverages | None = None
     retrieval: RetrievalData | None = None
@@ -191,20 +198,39 @@ class Assembly:
                 load_whole_tensors(self.averages.tensors, checkpoint.average)
 
     def set_learning_rates(self, factor: float) -> None:
-        """Set both learning rates to their peaks times ``factor``, for the steps that follow."""
+        """Set all learning rates to their peaks times ``factor``, for the steps that follow."""
         if factor == self._factor:
             return
         self._factor = factor
-        dense, embedding = self.learning_rates()
+        dense, _ = self.learning_rates()
         for group in self.dense_optimizer.param_groups:
             group["lr"] = dense
-        for group in self.model.fused_optimizer.param_groups:
-            group["lr"] = embedding
+        fused = self.model.fused_optimizer.param_groups
+        for group, peak in zip(fused, self.fused_peaks, strict=True):
+            group["lr"] = peak * factor
 
 
 def _log_odds(mean: float) -> float:
     rate = min(max(mean, 1e-6), 1 - 1e-6)
     return math.log(rate / (1 - rate))
+
+
+def _give_first_order_optimizer(config: FirstOrderOptimizerConfig | None, model: nn.Module) -> None:
+    """Let the first-order weights of ids be updated as ``config`` says, if it says something."""
+    if config is None:
+        return
+    parts = [part for part in model.modules() if isinstance(part, FirstOrder)]
+    if not parts:
+        raise UserError(
+            "in section 'train': first_order_optimizer is given, but the model has no first-order weights;"
+            " set model.first_order to true, or leave it out"
+        )
+    given: dict[str, float] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.name == "adagrad":
+        given["eps"] = DEFAULT_EPS
+    for part in parts:
+        tables = part.embedding_bag_collection.parameters()
+        apply_optimizer_in_backward(_FIRST_ORDER[config.name], tables, given)
 
 
 def assemble(
@@ -241,6 +267,7 @@ def assemble(
     if fitted.state:
         ranking.preprocessor.load_state_dict(fitted.state)
     preparation = Preparation(ranking.preprocessor.to(device), ranking.hasher.to(device))
+    _give_first_order_optimizer(config.train.first_order_optimizer, ranking)
     losses = Losses.of(
         labels,
         label_weights=config.train.label_weights,
@@ -288,6 +315,7 @@ def assemble(
             list(parameters.values()), lr=dense.learning_rate, weight_decay=dense.weight_decay
         ),
         peaks=(dense.learning_rate, embedding.learning_rate),
+        fused_peaks=tuple(group["lr"] for group in parallel.fused_optimizer.param_groups),
         ranks=ranks,
         averages=(
             None if config.train.average is None else WeightAverages(config.train.average, parallel)

@@ -84,7 +84,7 @@ class DeepFMConfig(MLPModelConfig):
         """See `ModelConfig.build`."""
         return DeepFM(
             tables=inputs.collection(),
-            first_order=inputs.collection(prefix="first_order_", dim=1, init=0.0),
+            first_order=inputs.collection(prefix="first_order_", dim=1, init=0.0, own_weights=True),
             dense_columns=inputs.dense_columns,
             dense_sizes=self.dense_sizes(inputs),
             over_sizes=[*self.over_layers, len(inputs.labels)],
