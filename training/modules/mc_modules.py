@@ -90,7 +90,7 @@ class ManagedCollisionCollection(nn.Module):
         self._features = [name for _, names in self._table_features for name in names]
 
     def embedding_configs(self) -> Sequence[BaseEmbeddingConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self._embedding_configs
 
     def table_to_number_buckets(self) -> dict[str, int]:
