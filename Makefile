@@ -114,7 +114,9 @@ SANITIZED_TESTS ?= tests/attack/test_floods.py tests/conformance
 SANITIZED_CALLS ?= 20000
 
 # torch, protobuf and nghttp2 are not instrumented; tsan.supp names their libraries and nothing of ours.
-sanitize: export TSAN_OPTIONS := suppressions=$(CURDIR)/cpp_server/tests/tsan.supp
+# Requests that are too large for memory are to be refused as without a sanitizer.
+sanitize: export ASAN_OPTIONS := allocator_may_return_null=1
+sanitize: export TSAN_OPTIONS := allocator_may_return_null=1:suppressions=$(CURDIR)/cpp_server/tests/tsan.supp
 sanitize: install-dev build-kernels  ## the C++ tests, floods, conformance suite and calls under faults with ASan + UBSan, then TSan (hours); SANITIZERS=asan
 	@for preset in $(SANITIZERS); do \
 	  built=$(CURDIR)/build/cpp/$$preset; \
@@ -128,7 +130,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
-	cd deploy/monitoring && $(abspath $(BIN))/mypy *.py
+	cd deploy/monitoring && $(abspath $(BIN))/mypy *.py ../containers/play.py
 	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
 	$(BIN)/python kernels/row_header.py

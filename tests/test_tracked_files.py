@@ -8,9 +8,9 @@ from tests import REPOSITORY
 from tests.tracked import tracked_files
 
 # An absolute path below a folder that every machine has and fills differently.  What stands before
-# the slash tells it from a part of a relative path, of a URL or of a fraction.
+# the slash tells it from a part of a relative path, of a URL or of a fraction.  KServe puts models into one of that name.
 MACHINE_PATH = re.compile(
-    rb"(?<![\w.~$})\]>/-])/(?:home|Users|root|work|farm|mnt|scratch|workspace|tmp|var/tmp)/[\w.-]"
+    rb"(?<![\w.~$})\]>/-])/(?:home|Users|root|work|farm|mnt(?!/models\b)|scratch|workspace|tmp|var/tmp)/[\w.-]"
 )
 BUILT = re.compile(
     r"(^|/)(__pycache__|build|dist|\.venv|node_modules|[^/]+\.(cache|egg-info))/"

@@ -1,9 +1,10 @@
-"""Writes dashboard.json, the Grafana dashboard of both servers, from the table in panels.py.
+"""Writes dashboard.json, the Grafana dashboard of both servers, and prometheus-rule.yaml, the alerts for the operator.
 
     python deploy/monitoring/dashboard.py --write
 
-Grafana takes the file as it is (Dashboards, New, Import), or from a folder that it watches.  tests/deploy holds every
-name in its queries to what the servers export, and the file to the table.
+The dashboard is laid out from the table in panels.py.  Grafana takes the file as it is (Dashboards, New, Import), or from
+a folder that it watches.  The other file is alerts.yaml as a PrometheusRule.  tests/deploy holds every name in the queries
+to what the servers export, and both files to what they are made of.
 """
 
 from __future__ import annotations
@@ -11,12 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from panels import COLUMNS, ROWS, SERVER, Panel
 
-FILE = Path(__file__).resolve().parent / "dashboard.json"
+FOLDER = Path(__file__).resolve().parent
+_RULE = """\
+# The rules of alerts.yaml for the Prometheus operator; written by dashboard.py.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: tessera
+  labels: {app.kubernetes.io/name: tessera}
+spec:
+"""
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -118,8 +129,14 @@ def _variables() -> list[dict[str, Any]]:
     ]
 
 
-def text() -> str:
-    """The file: one line for each panel and variable, so that a change is one line of a diff."""
+def prometheus_rule() -> str:
+    """The alerts as an object of Kubernetes."""
+    rules = (FOLDER / "alerts.yaml").read_text(encoding="utf-8")
+    return _RULE + textwrap.indent(rules[rules.index("groups:") :], "  ")
+
+
+def dashboard_json() -> str:
+    """The dashboard's file: one line for each panel and variable, so that a change is one line of a diff."""
     made = dashboard()
     panels, variables = made.pop("panels"), made.pop("templating")["list"]
 
@@ -132,19 +149,20 @@ def text() -> str:
 
 
 def main() -> int:
-    """0: dashboard.json is current, or was written; 1: it is not current."""
+    """0: the files are current, or were written; 1: one is not current."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="write the file (default: compare)")
-    if parser.parse_args().write:
-        FILE.write_text(text(), encoding="utf-8")
-        return 0
-    if not FILE.exists() or FILE.read_text(encoding="utf-8") != text():
-        print(
-            f"{FILE.name} does not fit its table: run python deploy/monitoring/dashboard.py --write"
-        )
-        return 1
+    parser.add_argument("--write", action="store_true", help="write the files (default: compare)")
+    write = parser.parse_args().write
+    made = {"dashboard.json": dashboard_json(), "prometheus-rule.yaml": prometheus_rule()}
+    for name, text in made.items():
+        path = FOLDER / name
+        if write:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            print(f"{name} is not current: run python deploy/monitoring/dashboard.py --write")
+            return 1
     return 0
 
 

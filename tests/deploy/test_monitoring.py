@@ -99,6 +99,13 @@ def test_summaries_name_labels_that_the_alert_has():
         assert rule["labels"]["severity"] in ("critical", "warning"), alert
 
 
+def test_the_operations_guide_has_every_alert_and_no_other():
+    page = (REPOSITORY / "docs/deploy.md").read_text()
+    assert set(re.findall(r"Tessera[A-Z]\w+", page)) == set(rules())
+    named = set(re.findall(r"`((?:tessera|process)_[a-z_]+)", page))
+    assert named <= {family.name for family in EVERY.values()}
+
+
 def test_every_alert_is_tried_quiet_and_firing():
     tried = {}
     for case in yaml.safe_load((MONITORING / "alerts_test.yaml").read_text())["tests"]:
