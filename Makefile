@@ -114,7 +114,9 @@ SANITIZED_TESTS ?= tests/attack/test_floods.py tests/conformance
 SANITIZED_CALLS ?= 20000
 
 # torch, protobuf and nghttp2 are not instrumented; tsan.supp names their libraries and nothing of ours.
-sanitize: export TSAN_OPTIONS := suppressions=$(CURDIR)/cpp_server/tests/tsan.supp
+# Requests that are too large for memory are to be refused as without a sanitizer.
+sanitize: export ASAN_OPTIONS := allocator_may_return_null=1
+sanitize: export TSAN_OPTIONS := allocator_may_return_null=1:suppressions=$(CURDIR)/cpp_server/tests/tsan.supp
 sanitize: install-dev build-kernels  ## the C++ tests, floods, conformance suite and calls under faults with ASan + UBSan, then TSan (hours); SANITIZERS=asan
 	@for preset in $(SANITIZERS); do \
 	  built=$(CURDIR)/build/cpp/$$preset; \

@@ -23,12 +23,20 @@ void* allocate(std::size_t bytes) {
 
 }  // namespace
 
+#ifdef TESSERA_WRAPPED_NEW
+// ThreadSanitizer's library has operators of its own, which another definition cannot replace, and
+// which end the program where there is no memory: the linker leads the calls of this program's own
+// objects here (ld, --wrap).
+extern "C" void* __wrap__Znwm(std::size_t bytes) { return allocate(bytes); }
+extern "C" void* __wrap__Znam(std::size_t bytes) { return allocate(bytes); }
+#else
 void* operator new(std::size_t bytes) { return allocate(bytes); }
 void* operator new[](std::size_t bytes) { return allocate(bytes); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+#endif
 
 namespace tessera::test {
 

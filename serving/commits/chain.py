@@ -8,6 +8,7 @@ there, too.  `tests/commits/cases.json` holds both servers to the same cases.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -71,6 +72,14 @@ class Step:
     number: int = 0
 
 
+def number_after(state: int, fence: Fence) -> int:
+    """The first number behind ``state`` that is not fenced: that of the commit which comes next."""
+    number = state + 1
+    while number in fence.commits:
+        number += 1
+    return number
+
+
 def next_step(names: Iterable[str], fence: Fence, applied: Sequence[int]) -> Step:
     """What a follower of the log does next.
 
@@ -79,10 +88,10 @@ def next_step(names: Iterable[str], fence: Fence, applied: Sequence[int]) -> Ste
         fence: that of the folder.
         applied: the numbers of the commits that the state is made of, ascending.
     """
-    fenced = [number for number in applied if number in fence.commits]
+    # By way of the fence, which has few: the log may be long.
+    fenced = [at for number in fence.commits if (at := _place(applied, number)) is not None]
     if fenced:
-        kept = [number for number in applied if number < fenced[0]]
-        return Step(StepKind.BACK, kept[-1] if kept else 0)
+        return Step(StepKind.BACK, applied[min(fenced) - 1] if min(fenced) else 0)
     state = applied[-1] if applied else 0
     numbers = {number for name in names if (number := parse_commit_name(name)) is not None}
     later = sorted(number for number in numbers if number > state and number not in fence.commits)
@@ -92,9 +101,14 @@ def next_step(names: Iterable[str], fence: Fence, applied: Sequence[int]) -> Ste
     between = later[0] - state - 1
     passed = sum(state < number < later[0] for number in fence.commits)
     if passed < between:
-        missing = next(n for n in range(state + 1, later[0]) if n not in fence.commits)
-        return Step(StepKind.GAP, missing)
+        return Step(StepKind.GAP, number_after(state, fence))
     return Step(StepKind.TAKE, later[0])
+
+
+def _place(numbers: Sequence[int], number: int) -> int | None:
+    """Where ``number`` is among ascending ones; None: it is not there."""
+    at = bisect_left(numbers, number)
+    return at if at < len(numbers) and numbers[at] == number else None
 
 
 @dataclass(frozen=True, kw_only=True)

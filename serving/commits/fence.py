@@ -1,12 +1,17 @@
 """``log/fenced.json``: the commits that were rolled back, which nobody may take again.
 
 It grows only, by rename.  Whoever rolls a version back, or finds the log broken and publishes all the same,
-fences off what lies behind the state that stays.
+fences off what lies behind the state that stays.  Who adds to it holds the lock of ``log/.fenced.lock`` from
+before it is read until the new file is in its place, so that of several who add none loses another's entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,8 +27,12 @@ from tessera.serving.package.strict_json import first_twice, read_strictly
 from tessera.serving.repository.small_file import read_small_file
 
 FENCE_NAME = "fenced.json"
+LOCK_NAME = ".fenced.lock"
 MAX_FENCE_BYTES = 4 << 20
 FENCE_FORMAT = 1
+
+_PATIENCE_S = 10
+_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +122,54 @@ def _sha256(path: Path) -> str:
 def write_fence(log: Path, more: Mapping[int, str]) -> Fence:
     """Fence off ``more`` commits, by number their hash (empty: not known); returns all that are fenced.
 
+    Waits for others who add to the fence, for 10 seconds at most.
+
     Raises:
-        UserError: the file is there and cannot be read, or cannot be written.
+        UserError: the file is there and cannot be read, or cannot be written, or others take too long.
     """
+    with _locked(log / LOCK_NAME):
+        return _write_fence(log, more)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of the file, which is made for it and stays; nothing where the file system has no locks."""
+    try:
+        descriptor = _open(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise UserError(
+                        f"{path}: another process has held this lock for {_PATIENCE_S} s; "
+                        "try again, or end that process"
+                    ) from None
+                time.sleep(_PAUSE_S)
+            except OSError:
+                break
+        yield
+        # A process that was forked meanwhile has the descriptor, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        # To write, as network file systems lock for others than readers only then.
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user's
+        return os.open(path, os.O_RDONLY)
+
+
+def _write_fence(log: Path, more: Mapping[int, str]) -> Fence:
     fence = Fence({**more, **read_fence(log).commits})
     entries = tuple(
         FencedCommit(number=number, sha256=sha256 or None)

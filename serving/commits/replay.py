@@ -12,6 +12,7 @@ from tessera.serving.commits.chain import (
     StepKind,
     commit_name,
     next_step,
+    number_after,
     parse_commit_name,
     refusal,
 )
@@ -60,9 +61,10 @@ def replay(
     """
     applied: list[int] = []
     fence = read_fence(folder)
-    names = _names(folder)
+    names = frozenset(_names(folder))
     while True:
-        step = next_step(names, fence, applied)
+        following = commit_name(number_after(state.log.number, fence))
+        step = next_step([following] if following in names else names, fence, applied)
         if step.kind is StepKind.WAIT or (last is not None and step.number > last):
             return None
         path = folder / commit_name(step.number)

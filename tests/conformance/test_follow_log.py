@@ -1,6 +1,9 @@
 """Servers that follow a log of commits: what they answer and what they say of it."""
 
+import fcntl
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -8,6 +11,7 @@ from tessera.cli import main
 from tessera.serving.client import PredictError, RepositoryClient
 from tessera.serving.client.prediction import decode_response
 from tessera.serving.commits.chain import LOG_FOLDER, commit_name
+from tessera.serving.commits.fence import LOCK_NAME
 from tessera.serving.commits.file import read_commit
 from tessera.serving.protocol import inference_pb2 as ipb
 from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer
@@ -105,7 +109,7 @@ def test_going_back_and_on(kind, kept, version, message, tmp_path):
     with follow(kind, version, "--rollback-bytes", kept) as server:
         with RepositoryClient(server.address, timeout_s=TIMEOUT_S) as repository:
             command = ["rollback", "--model", "m", "--address", server.address, "--to"]
-            assert main([*command, "3.2"]) == 0
+            assert _while_another_fences_off(version, 90, lambda: main([*command, "3.2"])) == 0
             assert main([*command, "3.3"]) == 2
             answer = server.predict(asked)
             assert answer.model_commit == 2
@@ -120,7 +124,7 @@ def test_going_back_and_on(kind, kept, version, message, tmp_path):
                     repository.rollback("m", to=to)
                 assert said in str(refused.value)
         fenced = json.loads((version.log / "fenced.json").read_text())["fenced"]
-        assert [one["number"] for one in fenced] == [3, 4]
+        assert [one["number"] for one in fenced] == [3, 4, 90]
         # What was published on top of a commit that is fenced off is not taken.
         version.put(5, history.commits[5])
         server.wait_for(lambda: "which was fenced off" in index(server)["m", "3"][1])
@@ -135,6 +139,17 @@ def test_going_back_and_on(kind, kept, version, message, tmp_path):
         )
         answer = wait_for_commit(server, asked, 0)
         assert bits(answer) == history.expected(0, message)
+
+
+def _while_another_fences_off(version, number, call):
+    """What ``call()`` gives, which adds to the fence while somebody else does."""
+    with (version.log / LOCK_NAME).open("w") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        called = pool.submit(call)
+        time.sleep(0.3)  # by now it would have written its entries, which would be lost
+        version.fence({number: None})
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        return called.result(TIMEOUT_S)
 
 
 def _branch(history, tmp_path):

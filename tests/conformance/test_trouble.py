@@ -1,12 +1,24 @@
 """The contract's table "answers to trouble", row by row, with what each row counts."""
 
+import contextlib
+import http.client
 import signal
 import time
+import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64
+from tests.conformance.conformance_harness import (
+    TIMEOUT_S,
+    GivenServer,
+    RunningServer,
+    f32,
+    i32,
+    i64,
+)
+from tests.packaging.test_operators import with_statement
 
 A_MINUTE_US = 60_000_000
 """A worker that waits this long for other requests leaves requests in the queue for the test."""
@@ -317,3 +329,45 @@ def test_a_second_signal_ends_at_once(kind, package):
         server.signal()
         assert server.exit_status() == 1
         assert "forced" in [entry["event"] for entry in server.log]
+
+
+def test_what_answers_while_another_model_loads_is_drained(kind, package, drawn, tmp_path):
+    endless = with_statement(
+        package, tmp_path / "m.pt", "i = 0\nwhile True:\n  i = torch.add(i, 1)"
+    )
+    flags = ("--model", f"other={endless}", "--load-timeout-s", TIMEOUT_S)
+    server = waiting_server(kind, package, *flags)
+    try:
+        server.wait_for(lambda: "loaded" in [entry["event"] for entry in server.log])
+        addresses = [f"127.0.0.1:{port}" for port in listening_ports(server.process.pid)]
+        with GivenServer(*sorted(addresses, key=speaks_http)) as answering:
+            accepted = [answering.start(drawn.samples(2)) for _ in range(5)]
+            answering.wait_for(queued(answering, 5))
+            server.signal()
+            assert all(call.result(TIMEOUT_S) for call in accepted)
+        assert server.exit_status() == 0
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def listening_ports(pid):
+    """The TCP ports on which a process waits for connections."""
+    sockets = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(str(path.readlink()))
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")  # gRPC's own sockets are of the second kind
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+    ]
+    listening = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+    return [int(row[1].split(":")[1], 16) for row in listening]
+
+
+def speaks_http(address):
+    try:
+        return urllib.request.urlopen(f"http://{address}/healthz", timeout=5).status == 200
+    except (OSError, http.client.HTTPException):
+        return False

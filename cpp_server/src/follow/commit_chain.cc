@@ -36,6 +36,15 @@ std::optional<CommitNumber> parse_commit_name(std::string_view name) {
   return number >= 1 && number <= kMaxCommitNumber ? std::optional(number) : std::nullopt;
 }
 
+CommitNumber number_after(CommitNumber state, const Fence& fence) {
+  // Walking from number to number would take long where a name has a large one; the fence has few.
+  CommitNumber number = state + 1;
+  for (auto at = fence.upper_bound(state); at != fence.end() && at->first == number; ++at) {
+    ++number;
+  }
+  return number;
+}
+
 Step next_step(const std::set<CommitNumber>& numbers, const Fence& fence,
                const std::vector<CommitNumber>& applied) {
   const auto fenced = std::find_if(applied.begin(), applied.end(),
@@ -47,12 +56,8 @@ Step next_step(const std::set<CommitNumber>& numbers, const Fence& fence,
   const auto next = std::find_if(numbers.upper_bound(state), numbers.end(),
                                  [&](CommitNumber number) { return !fence.contains(number); });
   if (next == numbers.end()) return {};
-  // Of the numbers between, those that are not fenced are missing. Walking from number to number
-  // would take long where a name has a large one; the fence has few.
-  CommitNumber expected = state + 1;
-  for (auto at = fence.upper_bound(state); at != fence.end() && at->first == expected; ++at) {
-    ++expected;
-  }
+  // Numbers between that are not fenced are missing.
+  const CommitNumber expected = number_after(state, fence);
   if (expected < *next) return {Step::Kind::kGap, expected};
   return {Step::Kind::kTake, *next};
 }

@@ -49,6 +49,9 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
+// The first number behind `state` that is not fenced: that of the commit which comes next.
+CommitNumber number_after(CommitNumber state, const Fence& fence);
+
 // `numbers` are those of the files that are there, `applied` those of the commits that the state is
 // made of, ascending.
 Step next_step(const std::set<CommitNumber>& numbers, const Fence& fence,

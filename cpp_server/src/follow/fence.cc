@@ -1,9 +1,11 @@
 #include "follow/fence.h"
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 
+#include "common/file_lock.h"
 #include "common/flags.h"
 #include "common/text.h"
 #include "package/format_rules.h"
@@ -17,6 +19,9 @@ using Json = nlohmann::json;
 
 constexpr int kFormat = 1;
 constexpr std::ptrdiff_t kMaxMarks = kMaxFenceBytes;  // every one is a byte
+
+// What somebody who adds to the fence may take.
+constexpr Duration kPatience = std::chrono::seconds(10);
 
 std::string path_of(const std::string& log) { return log + "/fenced.json"; }
 
@@ -81,6 +86,7 @@ Fence read_fence(const std::string& log) {
 }
 
 Fence write_fence(const std::string& log, const Fence& more) {
+  const FileLock lock(log + "/.fenced.lock", kPatience);
   Fence all = read_fence(log);
   all.insert(more.begin(), more.end());
   nlohmann::ordered_json entries = nlohmann::ordered_json::array();

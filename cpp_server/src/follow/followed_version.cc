@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <filesystem>
 #include <new>
-#include <system_error>
 #include <utility>
 
 #include "common/flags.h"
@@ -35,19 +33,6 @@ void swap_all(const std::vector<std::shared_ptr<StagedPatches>>& all) {
 
 }  // namespace
 
-std::set<CommitNumber> scan_log(const std::string& log) {
-  std::set<CommitNumber> numbers;
-  std::error_code error;
-  if (!std::filesystem::is_directory(log, error)) return numbers;
-  for (std::filesystem::directory_iterator at(log, error), end; !error && at != end;
-       at.increment(error)) {
-    const auto number = parse_commit_name(at->path().filename().string());
-    if (number.has_value()) numbers.insert(*number);
-  }
-  if (error) throw UsageError(text(log, ": cannot be read (", error.message(), ")"));
-  return numbers;
-}
-
 class FollowedVersion::Urgent {
  public:
   explicit Urgent(const FollowedVersion& version) : waiting_(version.urgent_) { ++waiting_; }
@@ -69,7 +54,8 @@ FollowedVersion::FollowedVersion(LogState state, std::string log_folder, const M
       undo_(undo),
       clock_(clock),
       log_(log),
-      session_(model.runner.open_session(0)) {}
+      session_(model.runner.open_session(0)),
+      listing_(log_folder_, clock) {}
 
 FollowedVersion::~FollowedVersion() { undo_.forget(this); }
 
@@ -92,18 +78,10 @@ FollowedVersion::State FollowedVersion::state() const {
 
 FollowedVersion::Outcome FollowedVersion::poll() {
   const MutexLock lock(mutex_);
-  const CommitNumber next = log_state().number + 1;
-  std::set<CommitNumber> numbers;
   try {
-    numbers = scan_log(log_folder_);
+    return step();
   } catch (const UsageError& error) {
-    refuse(next, {"damaged", error.what()}, {});
-    return Outcome::kIdle;
-  }
-  try {
-    return step(numbers);
-  } catch (const UsageError& error) {
-    refuse(next, {"fenced", error.what()}, {});
+    refuse(log_state().number + 1, {"fenced", error.what()}, {});
     return Outcome::kIdle;
   }
 }
@@ -116,9 +94,18 @@ Step FollowedVersion::next(const Fence& fence, const std::set<CommitNumber>& num
 }
 
 // Throws UsageError where the fence cannot be read.
-FollowedVersion::Outcome FollowedVersion::step(const std::set<CommitNumber>& numbers) {
+FollowedVersion::Outcome FollowedVersion::step() {
   const Fence fence = read_fence(log_folder_);
-  const Step step = next(fence, numbers);
+  Step step = next(fence, {});
+  if (step.kind == Step::Kind::kWait) {  // nothing is to be taken back
+    const CommitNumber state = log_state().number;
+    try {
+      step = next(fence, listing_.numbers_from(number_after(state, fence)));
+    } catch (const UsageError& error) {
+      refuse(state + 1, {"damaged", error.what()}, {});
+      return Outcome::kIdle;
+    }
+  }
   switch (step.kind) {
     case Step::Kind::kWait:
       if (refused_.has_value()) settle();

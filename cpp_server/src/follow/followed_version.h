@@ -29,6 +29,7 @@
 #include "common/mutex.h"
 #include "follow/commit_chain.h"
 #include "follow/commit_file.h"
+#include "follow/log_listing.h"
 #include "follow/undo_records.h"
 #include "metrics/follow_metrics.h"
 #include "model/golden.h"
@@ -113,7 +114,7 @@ class FollowedVersion {
   // Waits for its turn before a commit that is being read.
   class Urgent;
 
-  Outcome step(const std::set<CommitNumber>& numbers) TESSERA_REQUIRES(mutex_);
+  Outcome step() TESSERA_REQUIRES(mutex_);
   Step next(const Fence& fence, const std::set<CommitNumber>& numbers) const
       TESSERA_REQUIRES(mutex_);
   Undo undo_to(CommitNumber to) const TESSERA_REQUIRES(mutex_);
@@ -143,15 +144,11 @@ class FollowedVersion {
 
   mutable std::atomic<int> urgent_ = 0;  // calls that wait for their turn
   mutable Mutex mutex_;
+  LogListing listing_ TESSERA_GUARDED_BY(mutex_);
   std::vector<Applied> applied_ TESSERA_GUARDED_BY(mutex_);
   std::optional<Refused> refused_ TESSERA_GUARDED_BY(mutex_);
   std::string trouble_ TESSERA_GUARDED_BY(mutex_);
   bool shown_ TESSERA_GUARDED_BY(mutex_) = false;
   TimePoint reload_asked_ TESSERA_GUARDED_BY(mutex_) = TimePoint::min();
 };
-
-// The numbers of the commits in the folder `log`; none where there is no such folder. Throws
-// UsageError where it cannot be read.
-std::set<CommitNumber> scan_log(const std::string& log);
-
 }  // namespace tessera

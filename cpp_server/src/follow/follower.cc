@@ -1,5 +1,6 @@
 #include "follow/follower.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -38,10 +39,18 @@ void Follower::run() {
     }
     took = false;
     for (const auto& known : models) {
-      const std::shared_ptr<ServedModel> model = known.lock();
+      const std::shared_ptr<ServedModel> model = share_of(known);
       if (model != nullptr) took = look(*model) || took;
     }
   }
+}
+
+std::shared_ptr<ServedModel> Follower::share_of(const std::weak_ptr<ServedModel>& known) {
+  const MutexLock lock(mutex_);
+  const bool watched = std::any_of(models_.begin(), models_.end(), [&](const auto& one) {
+    return !one.owner_before(known) && !known.owner_before(one);
+  });
+  return watched ? known.lock() : nullptr;
 }
 
 bool Follower::look(ServedModel& model) const {

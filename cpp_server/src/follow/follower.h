@@ -1,7 +1,8 @@
 // The thread that looks at the logs of all followed versions, in turn, and takes what has come.
 //
 // Contract: watch and stop may be called from any thread; stop blocks until the step that is being
-// taken is done. The thread has a share of a model only while it takes a step of it.
+// taken is done. The thread has a share of a model only while it takes a step of it, and takes none
+// of a model once watch has returned without it: who waits for the last share sees it go for good.
 #pragma once
 
 #include <functional>
@@ -33,6 +34,8 @@ class Follower {
 
  private:
   void run();
+  // Null: it is not to be looked at any more.
+  std::shared_ptr<ServedModel> share_of(const std::weak_ptr<ServedModel>& known);
   // Whether a step was taken.
   bool look(ServedModel& model) const;
 

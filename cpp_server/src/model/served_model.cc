@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <new>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -119,6 +120,9 @@ void ServedModel::start_workers() {
     throw UsageError(text("no more than ", started, " of ", workers, " workers could be started (",
                           error.code().message(),
                           "); give fewer with --workers, or let the process have more threads"));
+  } catch (const std::bad_alloc&) {
+    close();  // likewise
+    throw;
   }
 }
 

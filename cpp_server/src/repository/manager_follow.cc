@@ -11,6 +11,7 @@
 #include "common/flags.h"
 #include "common/text.h"
 #include "follow/fence.h"
+#include "follow/log_listing.h"
 #include "repository/manager.h"
 
 namespace tessera {

@@ -56,6 +56,19 @@ class Pipe {
   std::array<int, 2> ends_{-1, -1};
 };
 
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TESSERA_THREAD_SANITIZER
+#endif
+#endif
+// As posix_spawn has it: no page is copied, and this thread waits until the program is being
+// executed. ThreadSanitizer follows a child only into memory of its own.
+#ifdef TESSERA_THREAD_SANITIZER
+constexpr int kChildFlags = SIGCHLD;
+#else
+constexpr int kChildFlags = CLONE_VM | CLONE_VFORK | SIGCHLD;
+#endif
+
 // What begin_child does: in the memory of this process, on a stack of its own, until it executes
 // the program.
 struct Start {
@@ -92,9 +105,7 @@ class Child {
     start.arguments.push_back(nullptr);
     constexpr std::size_t kStackBytes = 64 * 1024;
     std::vector<std::byte> stack(kStackBytes);
-    // As posix_spawn does it: this thread waits until the program is being executed.
-    id_ =
-        ::clone(begin_child, stack.data() + kStackBytes, CLONE_VM | CLONE_VFORK | SIGCHLD, &start);
+    id_ = ::clone(begin_child, stack.data() + kStackBytes, kChildFlags, &start);
     const int failure = id_ < 0 ? errno : start.failure;
     if (failure == 0) return;
     if (id_ >= 0) wait();

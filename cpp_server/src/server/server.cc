@@ -26,9 +26,9 @@ namespace {
 // No call for so long: nobody is left who has not heard that the server is going.
 constexpr Duration kQuiet = std::chrono::milliseconds(50);
 constexpr int kQuietTries = 20;
-// What clients may take to read the last answers and to close their connections.
 // The part of --max-inflight-bytes that bodies over HTTP may take beside it while they come.
 constexpr std::int64_t kBodiesShare = 4;
+// What clients may take to read the last answers and to close their connections.
 constexpr Duration kFlush = std::chrono::seconds(1);
 
 }  // namespace
@@ -174,11 +174,19 @@ void Server::load() {
   }
 }
 
+void Server::tell_serving(const std::string& model, bool serving) {
+  grpc_.set_serving(model, serving && !draining_);
+  // Either the drain, which says so first and then tells every model, tells this one later, or it
+  // is seen here.
+  if (draining_) grpc_.set_serving(model, false);
+}
+
 // Every --model answers, and each load of a repository's start has ended.
 void Server::begin_to_serve() {
-  if (!draining_) grpc_.set_serving("", true);
+  tell_serving("", true);
   // Said last: whoever reads it may send a signal at once, and gets a drain.
   loading_ = Loading::kDone;
+  if (draining_) return;
   log_.info("ready", {{"host", config_.host},
                       {"port", std::int64_t{port_}},
                       {"http_port", std::int64_t{http_->port()}}});
@@ -233,8 +241,7 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
                             {"failed", std::int64_t{counts.failed}}});
   };
   RepositoryManager::Listener listener{
-      .serving = [this](const std::string& model,
-                        bool serving) { grpc_.set_serving(model, serving && !draining_); },
+      .serving = [this](const std::string& model, bool serving) { tell_serving(model, serving); },
       .gone =
           [this](const std::string& model) {
             grpc_.forget(model);
@@ -262,10 +269,9 @@ void Server::load_all() {
     const auto model =
         std::make_shared<ServedModel>(std::move(package), config_, metrics, clock_, log_);
     registry_.publish(names_.names[i], model);
-    if (!draining_) {
-      metrics->ready = true;
-      grpc_.set_serving(names_.names[i], true);
-    }
+    metrics->ready = !draining_;
+    tell_serving(names_.names[i], true);
+    if (draining_) model->drain();
     log_.info("loaded",
               {{"model", names_.names[i]}, {"version", names_.versions[i]}, {"seconds", took}});
     for (const auto& [step, time] : steps) {
@@ -310,17 +316,16 @@ int Server::run() {
     std::rethrow_exception(load_failure_);
   }
   log_.info("signal", {{"number", std::int64_t{*signal}}});
-  if (loading_ == Loading::kRuns) {
-    // torch cannot be told to stop opening an archive, and nobody waits for it any more.
+  // While nothing answers no call can be lost.
+  const bool answers = loading_ != Loading::kRuns || !registry_.loaded().empty();
+  const bool drained = !answers || drain();
+  if (!drained || loading_ == Loading::kRuns) {
+    // Workers may hold calls for as long as they like, whose clients have been given up; and torch
+    // cannot be told to stop opening an archive, for which nobody waits any more.
+    if (answers && drained) grpc_.stop(kFlush);
     log_.info("stop");
     log_.flush();
-    std::_Exit(0);
-  }
-  if (!drain()) {
-    // Workers may hold calls for as long as they like; their clients have been given up.
-    log_.info("stop");
-    log_.flush();
-    std::_Exit(1);
+    std::_Exit(drained ? 0 : 1);
   }
   close();
   log_.info("stop");

@@ -42,8 +42,9 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Serves until SIGTERM or SIGINT, then drains; another one a second later ends at once. SIGHUP
-  // is logged and changes nothing. Returns the exit status: 0 when every accepted request was
+  // Serves until SIGTERM or SIGINT, then drains, also where loads of the start are going on and
+  // some model answers already; another one a second later ends at once. SIGHUP is logged and
+  // changes nothing. Returns the exit status: 0 when every accepted request was
   // answered, else 1. Throws UsageError or PackageError when a port cannot be had or a package not
   // be served.
   int run();
@@ -65,6 +66,8 @@ class Server {
   void load();
   void load_all();
   void begin_to_serve();
+  // Health checks see whether `model` answers; a server that drains serves nothing.
+  void tell_serving(const std::string& model, bool serving);
   LoadOptions load_options() const;
   std::unique_ptr<RepositoryManager> make_manager();
   std::optional<int> wait_for_stop(TimePoint until);

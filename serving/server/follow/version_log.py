@@ -21,12 +21,14 @@ from tessera.serving.commits.chain import (
     StepKind,
     commit_name,
     next_step,
+    number_after,
     refusal,
 )
 from tessera.serving.commits.fence import read_fence
 from tessera.serving.commits.file import CommitError, ReadCommit, read_commit
 from tessera.serving.package.archive import file_identity
 from tessera.serving.server.follow.followed_model import FollowedModel, UndoRecord
+from tessera.serving.server.follow.log_listing import LogListing
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
 
 if TYPE_CHECKING:
@@ -158,7 +160,9 @@ class VersionLog:
         self._trusted_keys = trusted_keys
         self._undo = undo
         self._records = UndoRecords()
+        self._listing = LogListing(self.folder)
         self._applied: list[Applied] = []
+        self._numbers: list[int] = []  # of those
         self.shown = Shown()
 
     @property
@@ -203,15 +207,15 @@ class VersionLog:
         return step
 
     def _step(self, before: int, at_rest: AtRest[ReadCommit]) -> Step:
+        fence = self._fence()
+        step = next_step((), fence, self._numbers)
         try:
-            fence = read_fence(self.folder)
-            names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
-        except UserError as error:
-            raise _StoppedError(before + 1, "fenced", str(error)) from error
+            if step.kind is StepKind.WAIT:  # nothing is to be taken back
+                names = self._listing.names_from(number_after(before, fence))
+                step = next_step(names, fence, self._numbers)
         except OSError as error:
             message = f"{self.folder}: cannot be read ({error.strerror})"
             raise _StoppedError(before + 1, "damaged", message) from error
-        step = next_step(names, fence, [one.number for one in self._applied])
         if step.kind is StepKind.BACK:
             return self._go_back(step.number)
         if step.kind is StepKind.GAP:
@@ -219,6 +223,12 @@ class VersionLog:
         if step.kind is StepKind.TAKE:
             return self._take(step.number, fence, at_rest)
         return Step(did=Did.NOTHING, commit=before, before=before)
+
+    def _fence(self) -> Fence:
+        try:
+            return read_fence(self.folder)
+        except UserError as error:
+            raise _StoppedError(self.commit + 1, "fenced", str(error)) from error
 
     def _go_back(self, number: int) -> Step:
         before = self.commit
@@ -229,6 +239,7 @@ class VersionLog:
             return Step(did=Did.MUST_RELOAD, commit=before, before=before)
         self.followed.take_back(undone, number)
         self._applied = kept
+        self._numbers = [one.number for one in kept]
         self._undo.forget(self._records, count)
         return Step(did=Did.WENT_BACK, commit=number, before=before)
 
@@ -241,6 +252,10 @@ class VersionLog:
         try:
             read = self._read(path, number, fence, at_rest)
             staged = self.followed.stage(path, read)
+            if (
+                self._fence() != fence
+            ):  # reading may have taken long, and it may be fenced off by now
+                return Step(did=Did.NOTHING, commit=self.commit, before=self.commit)
             seconds = self.followed.put_in(staged)
         except CommitError as error:
             # What the system could not read says nothing about the file.
@@ -258,6 +273,7 @@ class VersionLog:
         self._applied.append(
             Applied(number=number, sha256=read.sha256, newest_example_s=commit.newest_example_s)
         )
+        self._numbers.append(number)
         self._undo.keep(self._records, UndoRecord(exchanges=staged.exchanges))
         rows = {patch.rows or patch.bytes: patch.count for patch in commit.patches if patch.table}
         return Step(
