@@ -22,6 +22,7 @@ from locust.env import Environment
 from locust.exception import StopUser
 
 from tessera.serving.client import (
+    Credentials,
     PredictError,
     PredictorClient,
     RequestDrawer,
@@ -93,6 +94,17 @@ def add_arguments(parser: Any) -> None:
         help="candidates of a ranking request, on average (default: 100)",
     )
     group.add_argument("--timeout-ms", type=int, default=1000, help="of a call (default: 1000 ms)")
+    # --tls-cert and --tls-key are locust's own flags.
+    group.add_argument(
+        "--tls-ca",
+        default="",
+        help="the authorities that the server's certificate is held against, in PEM (default: no TLS)",
+    )
+    group.add_argument(
+        "--token-file",
+        default="",
+        help="a file whose first word is each call's token (default: none)",
+    )
     group.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
     group.add_argument(
         "--result", default="", help="a JSON file to write what was measured to (default: none)"
@@ -171,14 +183,18 @@ class PredictUser(User):
 
     def on_start(self) -> None:
         address = (self.host or "").removeprefix("grpc://")
+        parsed = self.environment.parsed_options
         try:
             self.client = PredictorClient(
                 address,
-                timeout_s=self.environment.parsed_options.timeout_ms / 1e3,
+                timeout_s=parsed.timeout_ms / 1e3,
+                credentials=Credentials(
+                    tls_ca=parsed.tls_ca or None, token_file=parsed.token_file or None
+                ),
                 options=[("grpc.use_local_subchannel_pool", 1)],
             )
         except ValueError as error:
-            print(f"locustfile: --host: {error}")
+            print(f"locustfile: {error}")
             self.environment.process_exit_code = 2
             self.environment.runner.quit()
             raise StopUser from error

@@ -274,13 +274,14 @@ TEST(MetricsTest, PageHasEveryFamily) {
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
   const Log log(LogLevel::kError, true, -1);
   const http2::Counters connections;
+  const SecurityMetrics security;
   const test::FakeRepository repository;
   ShadowList shadows;
   shadows.of("ranker", "4", "5")->difference.observe(0.25);
   shadows.of("ranker", "4", "5")->count(ShadowResult::kDropped);
   shadows.of("ranker", "4", "6")->count(ShadowResult::kDropped);  // of a version that has gone
-  const std::string page =
-      MetricsPage(models, unresolved, log, connections, "9.9").render(&repository, shadows);
+  const std::string page = MetricsPage(models, unresolved, log, connections, security, "9.9")
+                               .render(&repository, shadows);
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
@@ -318,8 +319,9 @@ TEST(MetricsTest, PageShowsTheLogsThatAreFollowed) {
   const ModelMetrics unresolved("", "");
   const Log log(LogLevel::kError, true, -1);
   const http2::Counters connections;
+  const SecurityMetrics security;
   ShadowList shadows;
-  const MetricsPage metrics(models, unresolved, log, connections, "9.9");
+  const MetricsPage metrics(models, unresolved, log, connections, security, "9.9");
   EXPECT_EQ(metrics.render(nullptr, shadows).find("tessera_model_commit{"), std::string::npos);
   model.follow.followed = true;
   model.follow.commit = 42;

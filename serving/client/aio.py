@@ -31,6 +31,7 @@ class AsyncPredictorClient(Client):
     """
 
     _open = staticmethod(grpc.aio.insecure_channel)
+    _open_secure = staticmethod(grpc.aio.secure_channel)
     _sleep = staticmethod(asyncio.sleep)
 
     async def predict(
@@ -99,7 +100,8 @@ class AsyncPredictorClient(Client):
         attempts = self._attempts(timeout_s)
         while True:
             try:
-                return bytes(await self._call(request, timeout=attempts.remaining_s()))
+                timeout_s = attempts.remaining_s()
+                return bytes(await self._call(request, timeout=timeout_s, metadata=self._metadata))
             except grpc.aio.AioRpcError as error:
                 wait_s = attempts.wait_s(error)
             await self._sleep(wait_s)

@@ -13,6 +13,7 @@ import grpc
 
 from tessera.errors import UserError
 from tessera.serving.client.arrays import RequestArrays
+from tessera.serving.client.credentials import Credentials
 from tessera.serving.client.encode import encode_request
 from tessera.serving.client.errors import ServerBug, Unavailable, error_for_status
 from tessera.serving.client.prediction import Prediction, decode_response
@@ -62,14 +63,18 @@ class Client:
         timeout_s: the time limit of a call that gives none, in seconds.
         retry: send again after UNAVAILABLE; None (the default) never does.
         compact_ids: send int64 ids as int32 where they fit.
+        credentials: files of certificates and of a token, see `Credentials`; None: the connection is not
+            encrypted, and no token is shown.
         options: further gRPC channel options.
 
     Raises:
-        UserError: the address, the schema or the timeout cannot be used.
+        UserError: the address, the schema, the timeout or a file of ``credentials`` cannot be used.
     """
 
     _open: Callable[..., Any]
     """``grpc.insecure_channel`` or its asyncio twin."""
+    _open_secure: Callable[..., Any]
+    """``grpc.secure_channel`` or its asyncio twin."""
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class Client:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retry: Retry | None = None,
         compact_ids: bool = False,
+        credentials: Credentials | None = None,
         options: ChannelOptions = (),
     ) -> None:
         if schema is not None and not isinstance(schema, InputSchema):
@@ -93,7 +99,11 @@ class Client:
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         # The server limits the size of messages; a second limit here would only hide its message.
         sizes = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
-        self._channel = self._open(address, options=[*sizes, _EVERY_SERVER, *options])
+        credentials = credentials or Credentials()
+        self._metadata = credentials.metadata()
+        self._channel = credentials.channel(
+            address, [*sizes, _EVERY_SERVER, *options], self._open, self._open_secure
+        )
         # Bytes pass through: encoding is a step of its own, which load generators do ahead.
         self._call = self._channel.unary_unary(METHOD, None, None)
 

@@ -35,7 +35,7 @@ class ModelNotFound(PredictError):
 
 
 class Overloaded(PredictError):
-    """The queue is full, or the message is larger than the receiver allows."""
+    """The queue is full, the token has called too often, or the message is larger than the receiver allows."""
 
 
 class DeadlineExceeded(PredictError):
@@ -44,6 +44,10 @@ class DeadlineExceeded(PredictError):
 
 class Unavailable(PredictError):
     """No server was reached, or it is loading or draining.  Another attempt may succeed."""
+
+
+class Unauthenticated(PredictError):
+    """The call shows no token, or one that the server does not know."""
 
 
 class ServerBug(PredictError):
@@ -56,6 +60,7 @@ _TYPES: dict[grpc.StatusCode, type[PredictError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.INTERNAL: ServerBug,
     grpc.StatusCode.UNKNOWN: ServerBug,
 }

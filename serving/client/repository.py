@@ -11,6 +11,7 @@ import grpc
 
 from tessera.errors import UserError
 from tessera.serving.client.codec import check_address, check_timeout
+from tessera.serving.client.credentials import Credentials
 from tessera.serving.client.errors import error_for_status
 from tessera.serving.protocol import inference_pb2 as pb
 from tessera.serving.protocol import inference_pb2_grpc
@@ -59,15 +60,24 @@ class RepositoryClient:
     Args:
         address: ``HOST:PORT`` of the gRPC port, or another target form of gRPC's.
         timeout_s: the time limit of each call in seconds.
+        credentials: files of certificates and of a token; None: neither.
 
     Raises:
-        UserError: the address or the timeout cannot be used.
+        UserError: the address, the timeout or a file of ``credentials`` cannot be used.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = LOAD_TIMEOUT_S,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._address = check_address(address)
         self._timeout_s = check_timeout(timeout_s)
-        self._channel = grpc.insecure_channel(address)
+        credentials = credentials or Credentials()
+        self._metadata = credentials.metadata()
+        self._channel = credentials.channel(address, [])
         self._stub = inference_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def index(self, *, ready: bool = False) -> list[ModelVersion]:
@@ -152,7 +162,7 @@ class RepositoryClient:
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         try:
-            return method(request, timeout=self._timeout_s)
+            return method(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             # grpc's own type for what its stubs raise is not the one that has these methods.
             call: Any = error

@@ -30,6 +30,7 @@ class PredictorClient(Client):
     """
 
     _open = staticmethod(grpc.insecure_channel)
+    _open_secure = staticmethod(grpc.secure_channel)
     _sleep = staticmethod(time.sleep)
 
     def predict(
@@ -137,7 +138,8 @@ class PredictorClient(Client):
         attempts = self._attempts(timeout_s)
         while True:
             try:
-                return bytes(self._call(request, timeout=attempts.remaining_s()))
+                timeout_s = attempts.remaining_s()
+                return bytes(self._call(request, timeout=timeout_s, metadata=self._metadata))
             except grpc.RpcError as error:
                 wait_s = attempts.wait_s(error)
             self._sleep(wait_s)

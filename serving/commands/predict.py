@@ -49,6 +49,7 @@ from tessera.serving.client import (
     Prediction,
     PredictorClient,
     RequestDrawer,
+    Unauthenticated,
     Unavailable,
     read_schema,
 )
@@ -66,6 +67,7 @@ from tessera.serving.client.row_files import (
     row_file_end,
 )
 from tessera.serving.client.rows import rows_to_parts
+from tessera.serving.commands.credential_flags import add_credentials, credentials_of
 from tessera.serving.commands.flags import not_negative, positive
 from tessera.serving.package.schema import InputSchema
 
@@ -137,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="time limit of a request, in milliseconds (default: %(default)s)",
     )
+    add_credentials(parser)
     parser.add_argument(
         "--seed", type=not_negative, default=0, help="seed of --random (default: %(default)s)"
     )
@@ -155,7 +158,12 @@ def run(args: argparse.Namespace) -> int:
     latencies_s: list[float] = []
     with ExitStack() as stack:
         client = stack.enter_context(
-            PredictorClient(args.address, schema=schema, timeout_s=args.timeout_ms / 1e3)
+            PredictorClient(
+                args.address,
+                schema=schema,
+                timeout_s=args.timeout_ms / 1e3,
+                credentials=credentials_of(args),
+            )
         )
         if args.random is not None:
             assert schema is not None
@@ -339,5 +347,7 @@ def _failed(error: PredictError) -> int:
         ) from error
     if isinstance(error, ModelNotFound):
         raise UserError(f"{error}; see --model and --model-version") from error
+    if isinstance(error, Unauthenticated):
+        raise UserError(f"{error}; see --token-file") from error
     print(f"tessera predict: {error}", file=sys.stderr)
     return EXIT_NOT_ANSWERED

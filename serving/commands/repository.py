@@ -37,12 +37,13 @@ from tessera.serving.client.errors import (
     Unavailable,
 )
 from tessera.serving.client.repository import LOAD_TIMEOUT_S, ModelVersion, RepositoryClient
+from tessera.serving.commands.credential_flags import add_credentials, credentials_of
 from tessera.serving.commands.flags import positive
 from tessera.serving.inspect.summary import table_of
 
 EXIT_NOT_DONE = 1
 
-_USERS_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED")
+_USERS_CODES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED", "UNAUTHENTICATED")
 _LONGEST_TIMEOUT_S = 86_400
 
 
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time limit of the call, in seconds; a load takes as long as reading the package "
         "(default %(default)g)",
     )
+    add_credentials(parser)
     parser.add_argument(
         "--json", action="store_true", help="print the versions as JSON, for programs"
     )
@@ -86,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     """Do it, and print the versions as they then are; returns the exit status."""
     act = _ACTIONS[args.action]
     _check(args)
-    with RepositoryClient(args.address, timeout_s=args.timeout_s) as repository:
+    with RepositoryClient(
+        args.address, timeout_s=args.timeout_s, credentials=credentials_of(args)
+    ) as repository:
         try:
             act(repository, args)
             rows = repository.index()

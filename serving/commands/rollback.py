@@ -20,6 +20,7 @@ from pathlib import Path
 from tessera.errors import UserError
 from tessera.serving.client.errors import PredictError
 from tessera.serving.client.repository import LOAD_TIMEOUT_S, RepositoryClient
+from tessera.serving.commands.credential_flags import add_credentials, credentials_of
 from tessera.serving.commands.repository import refused_call, seconds
 from tessera.serving.commits.chain import LOG_FOLDER
 from tessera.serving.commits.fence import fence_off_after, read_fence
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --address, time limit of the call, in seconds; going back further than the server's "
         "--rollback-bytes reach takes as long as loading the version (default %(default)g)",
     )
+    add_credentials(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     if args.repository is not None:
         _fence_off(args.repository, args.model, version, commit)
         return 0
-    with RepositoryClient(args.address, timeout_s=args.timeout_s) as repository:
+    with RepositoryClient(
+        args.address, timeout_s=args.timeout_s, credentials=credentials_of(args)
+    ) as repository:
         try:
             repository.rollback(args.model, to=f"{version}.{commit}")
         except PredictError as error:

@@ -10,7 +10,7 @@ stderr, one JSON object per line; the line with "event": "ready" names both port
 
 SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new calls get
 UNAVAILABLE, every accepted request is answered, exit status 0.  A repeat within a second is the
-same signal; a later one ends at once.  SIGHUP changes nothing.
+same signal; a later one ends at once.  SIGHUP reads certificates and tokens again.
 
 With --processes N, N processes answer on the same ports; see its help.  SIGTERM to the first process
 drains them all, and one that ends by itself is replaced and counted (tessera_worker_restarts_total).
@@ -70,6 +70,15 @@ _SERVER = {
     "drain_propagation_ms": "between NOT_SERVING and the first refusal, milliseconds",
 }
 
+_TLS = {
+    "tls_cert": "the certificate of both ports in PEM, and those between it and an authority that clients know; read "
+    "again when it changes and on SIGHUP, as are the next two, docs/security.md (default: none, connections are not "
+    "encrypted)",
+    "tls_key": "the private key of --tls-cert in PEM, without a password (default: none)",
+    "tls_client_ca": "authorities in PEM, one of which must have signed the certificate that each client then needs, "
+    "on both ports, probes too (default: none, clients need no certificate)",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``tessera serve``."""
@@ -127,6 +136,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a public Ed25519 key in PEM, as 'tessera keygen' writes it; may be given several "
         "times, one of the keys is enough (default: none)",
     )
+    _add_tls(parser)
+    parser.add_argument(
+        "--auth-token-file",
+        default=_EXAMPLE.auth_token_file,
+        metavar="FILE",
+        help="the tokens that calls on both ports need one of, health checks aside: one a line, TOKEN [NAME "
+        "[CALLS_PER_S]]; read again when it changes and on SIGHUP, docs/security.md (default: none, whoever reaches a "
+        "port may call)",
+    )
     parser.add_argument(
         "--gpus",
         type=parse_gpus,
@@ -173,6 +191,11 @@ def run(args: argparse.Namespace) -> int:
     from tessera.serving.server.main import serve_until_signal  # noqa: PLC0415
 
     return serve_until_signal(config)
+
+
+def _add_tls(parser: argparse.ArgumentParser) -> None:
+    for name, text in _TLS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", default="", metavar="FILE", help=text)
 
 
 def _add_repositories(parser: argparse.ArgumentParser) -> None:

@@ -61,9 +61,10 @@ class FeatureSpec:
         pooling: how the vectors of one bag become one vector; ``none``: they stay as they are.
         hashing: how a raw 64-bit id becomes a row, inside the scripted graph.  ``none``: the
             id is the row.  ``vocabulary``: the graph knows the ids that have rows, and gives every
-            other id row 0.
+            other id one row that those share: row 0 where ``vocabulary`` has a number.
         vocabulary: under ``hashing="vocabulary"``, the number of its vocabulary in the model's
-            buffers (`FORMAT.md`, "Vocabularies"); null elsewhere.
+            buffers (`FORMAT.md`, "Vocabularies"); null where its map is a managed collision
+            module's, and elsewhere.
         out_of_range: what happens under ``hashing="none"`` to an id outside ``[0, rows)``:
             ``reject`` refuses the request, ``clamp`` takes the nearest row, ``hash`` takes
             ``murmur3(id) mod rows``; the latter two are served and counted.  Without effect

@@ -8,7 +8,7 @@ a dictionary of tensors or a `KeyedTensor`, each tensor ``[B]`` or ``[B, k]``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -316,6 +316,26 @@ def with_vocabularies(schema: InputSchema, features: Mapping[str, UsedVocabulary
         replace(feature, hashing="vocabulary", vocabulary=used.number, rows=used.ids + 1)
         if (used := features.get(feature.name)) is not None
         else feature
+        for feature in schema.features
+    )
+    return replace(schema, features=tuple(told))
+
+
+def with_mapped(
+    schema: InputSchema, features: Collection[str], rules: Collection[str]
+) -> InputSchema:
+    """The schema of a module that maps the ids of ``features`` to rows itself; ``rules`` are those that have one.
+
+    Raises:
+        UserError: one of them has a rule for its ids.
+    """
+    if twice := sorted({*features} & {*rules}):
+        raise UserError(
+            f"features[{twice[0]!r}] has a rule, but the module's own managed collision module maps its "
+            "ids; leave the rule out"
+        )
+    told = (
+        replace(feature, hashing="vocabulary") if feature.name in features else feature
         for feature in schema.features
     )
     return replace(schema, features=tuple(told))

@@ -22,6 +22,7 @@ from tessera.serving.packaging.collections.hashing import (
     HashedIds,
     find_hashers,
     hash_specs,
+    mapped_features,
     vocabulary_features,
 )
 from tessera.serving.packaging.collections.swap import with_stored_tables
@@ -35,6 +36,7 @@ from tessera.serving.packaging.inputs import (
     output_specs,
     read_arguments,
     read_inputs,
+    with_mapped,
     with_vocabularies,
 )
 from tessera.serving.packaging.lookups.backends import lookup_backend
@@ -146,6 +148,7 @@ def make_servable(
         module_schema(inputs, arguments, found, specs, output_specs(outputs, arguments.batch_size)),
         vocabulary_features(module),
     )
+    schema = with_mapped(schema, mapped_features(module), inputs.features)
     unpadded, padded = (
         Predict(packed, arguments.kinds, schema, outputs, padded=padded).eval()
         for padded in (False, True)

@@ -170,6 +170,10 @@ class ServerConfig:
             ends.
         require_signature: serve only packages that one of ``public_keys`` has signed.
         public_keys: PEM files with an Ed25519 public key each.
+        auth_token_file: the tokens that callers must have one of (`security.token_file`); empty: they need none.
+        tls_cert: PEM file with the certificate of both ports; empty: connections are not encrypted.
+        tls_key: PEM file with its private key.
+        tls_client_ca: PEM file with the authorities of clients' certificates; empty: clients need none.
         processes: processes that answer; those of more than one share the tables, the port and
             ``max_inflight_bytes``.
         gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
@@ -198,6 +202,10 @@ class ServerConfig:
     load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S
     require_signature: bool = False
     public_keys: tuple[str, ...] = ()
+    auth_token_file: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
     processes: int = 1
     gpus: tuple[int, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -229,6 +237,7 @@ class ServerConfig:
                 self.public_keys[0],
                 "nothing is checked against it; add --require-signature",
             )
+        self._check_tls()
         _at_least(1024, max_message_bytes=self.max_message_bytes)
         _at_most(_LARGEST_MESSAGE, max_message_bytes=self.max_message_bytes)
         _at_least(1, max_http_connections=self.max_http_connections)
@@ -273,6 +282,18 @@ class ServerConfig:
                 "processes",
                 self.processes,
                 "a repository's versions change in one process: leave --processes out, or --model-repository",
+            )
+
+    def _check_tls(self) -> None:
+        if self.tls_key and not self.tls_cert:
+            _refuse("tls_key", repr(self.tls_key), "it needs its certificate; add --tls-cert")
+        if self.tls_cert and not self.tls_key:
+            _refuse("tls_cert", repr(self.tls_cert), "it needs its private key; add --tls-key")
+        if self.tls_client_ca and not self.tls_cert:
+            _refuse(
+                "tls_client_ca",
+                repr(self.tls_client_ca),
+                "the server needs a certificate of its own; add --tls-cert and --tls-key",
             )
 
     def _check_processes(self) -> None:

@@ -20,9 +20,12 @@ class Code(Enum):
     UNAVAILABLE = "UNAVAILABLE"
     INTERNAL = "INTERNAL"
     FAILED_PRECONDITION = "FAILED_PRECONDITION"  # of calls about repositories alone
+    UNAUTHENTICATED = "UNAUTHENTICATED"  # before it is known what is called
 
 
-REQUEST_CODES = tuple(code for code in Code if code is not Code.FAILED_PRECONDITION)
+REQUEST_CODES = tuple(
+    code for code in Code if code not in {Code.FAILED_PRECONDITION, Code.UNAUTHENTICATED}
+)
 """How a request for scores may end."""
 
 

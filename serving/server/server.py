@@ -46,6 +46,7 @@ from tessera.serving.server.repository.calls import RepositoryCalls
 from tessera.serving.server.repository.manager import RepositoryManager
 from tessera.serving.server.repository.model_versions import IndexRow, fixed_rows
 from tessera.serving.server.repository.version_loader import PackageVersionLoader, VersionLoader
+from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.signals import HANDLED_SIGNALS, SignalMeaning, SignalReader
 
 EXIT_NOT_DRAINED = 1
@@ -75,13 +76,15 @@ class Server:
         dropped_log_lines: how many lines ``log`` has lost so far.
         make_pages: makes what shows the metrics and the state; the HTTP port if None.
         shares_port: whether other processes of the same server listen on the same gRPC port.
+        shared: what these have in common; None: there are none.
+        own_address: see `GrpcFront`.
 
     Attributes:
         port: the gRPC port, once the server has started.
         http_port: the HTTP port, once the server has started.
 
     Raises:
-        UserError: a package cannot be read, or two models have the same name.
+        UserError: a package, certificate or file of tokens cannot be used, or two models have the same name.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class Server:
         version_loader: VersionLoader | None = None,
         make_pages: MakePages | None = None,
         shares_port: bool = False,
+        shared: Shared | None = None,
+        own_address: str = "",
     ) -> None:
         self.port = 0
         self.http_port = 0
@@ -104,6 +109,7 @@ class Server:
         names = [identity.name for _, identity in self._models]
         self._registry = Registry(names)
         self._metrics = MetricsPage(tessera.__version__, dropped_log_lines)
+        self._security = Security(config, self._metrics.security, log, shared)
         self._counters = {
             identity.name: ModelMetrics(identity.name, identity.version, identity.counted)
             for _, identity in self._models
@@ -150,9 +156,11 @@ class Server:
             receiver=MessageReceiver(
                 max_bytes=config.max_inflight_bytes, max_message_bytes=config.max_message_bytes
             ),
+            security=self._security,
             max_message_bytes=config.max_message_bytes,
             max_connection_age_s=config.max_connection_age_s,
             shares_port=shares_port,
+            own_address=own_address,
         )
 
     def _index(self) -> list[IndexRow]:
@@ -186,6 +194,7 @@ class Server:
                 max_message_bytes=self._config.max_message_bytes,
             ),
             repository=self._repository,
+            security=self._security,
             max_connections=self._config.max_http_connections,
             log=self._log,
         )
@@ -209,6 +218,7 @@ class Server:
         # HTTP first: it fails without leaving anything behind that has to be closed in order.
         self.http_port = await self._http.start(config.host, config.http_port)
         self.port = await self._grpc.start(config.host, config.port)
+        self._security.start()
 
     async def load(self) -> None:
         """Load every model, one after the other.
@@ -297,12 +307,13 @@ class Server:
         for model in self._registry.loaded():
             model.scheduler.close(grace_s)
         await self._http.stop()
+        await self._security.stop()
         self._log.info("stop")
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then drain; another one a second later ends at once.
 
-        SIGHUP is logged and changes nothing.  The loop goes on handling the signals until it is
+        SIGHUP reads certificates and tokens again.  The loop goes on handling the signals until it is
         closed, so that a repeat that comes late does not end the process another way.
 
         Returns:
@@ -318,7 +329,10 @@ class Server:
 
         def handle(number: int) -> None:
             meaning = reader.read(number, time.monotonic())
-            if meaning is SignalMeaning.RELOAD:
+            if meaning is SignalMeaning.RELOAD and self._security.has_files:
+                self._log.info("reload", number=number)
+                self._security.read_again()
+            elif meaning is SignalMeaning.RELOAD:
                 self._log.info("nothing_to_reload", number=number)
             elif meaning is SignalMeaning.REPEAT:
                 self._log.info("signal_repeated", number=number)

@@ -14,8 +14,11 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import secrets
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +34,7 @@ from tessera.serving.server.forked import fork
 from tessera.serving.server.front.http_connections import bind_all
 from tessera.serving.server.front.http_front import open_http_port
 from tessera.serving.server.metrics.process_report import is_ready, report_capacity
+from tessera.serving.server.metrics.security_metrics import SecurityMetrics
 from tessera.serving.server.model.loader import (
     LoadedBefore,
     LoadedModel,
@@ -38,6 +42,7 @@ from tessera.serving.server.model.loader import (
     PackageLoader,
     identify_all,
 )
+from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.serving.server.signals import SignalMeaning, SignalReader
 from tessera.serving.server.worker_process import Process, run_pages, run_worker
@@ -97,6 +102,12 @@ class Supervisor:
             config.processes, report_capacity([identity.counted for _, identity in self._models])
         )
         self._signals = SignalReader()
+        self._shared = Shared(own_token=secrets.token_urlsafe(32) if config.auth_token_file else "")
+        # Its files are read by every process; here they are read so that what is wrong is told at once.
+        self._has_files = Security(config, SecurityMetrics(), log, self._shared).has_files
+        if config.tls_cert:
+            folder = tempfile.mkdtemp(prefix="tessera-")
+            self._shared = dataclasses.replace(self._shared, folder=folder)
         self._listeners = open_http_port(config.host, config.http_port)
         self._held = _hold_port(config.host, config.port)
         self._config = dataclasses.replace(
@@ -122,7 +133,7 @@ class Supervisor:
             models=[source.path for source in self._config.models],
             processes=self._config.processes,
         )
-        process = Process(self._config, self._slots, self._listeners, self._held)
+        process = Process(self._config, self._slots, self._listeners, self._held, self._shared)
         pages = _Child(
             "pages",
             lambda: run_pages(process, self._models, _state_of(self._slots)),
@@ -144,6 +155,8 @@ class Supervisor:
                 if child.status is None:
                     os.kill(child.pid, signal.SIGKILL)
                     os.waitpid(child.pid, 0)
+            if self._shared.folder:
+                shutil.rmtree(self._shared.folder, ignore_errors=True)
 
     # Its life, in order.
 
@@ -209,7 +222,10 @@ class Supervisor:
             self._reap()
             return None
         meaning = self._signals.read(info.si_signo, time.monotonic())
-        if meaning is SignalMeaning.RELOAD:
+        if meaning is SignalMeaning.RELOAD and self._has_files:
+            self._log.info("reload", number=info.si_signo)
+            _signal_all(self._children, signal.SIGHUP)
+        elif meaning is SignalMeaning.RELOAD:
             self._log.info("nothing_to_reload", number=info.si_signo)
         elif meaning is SignalMeaning.REPEAT:
             self._log.info("signal_repeated", number=info.si_signo)

@@ -30,6 +30,7 @@ from tessera.serving.server.metrics.process_report import (
     counted_of,
 )
 from tessera.serving.server.model.loader import ModelIdentity, ModelLoader
+from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.server import Server
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.serving.server.signals import HANDLED_SIGNALS
@@ -47,12 +48,14 @@ class Process:
         slots: where workers tell what they have counted.
         listeners: listen on the HTTP port.
         held: are bound to the gRPC port and keep it for this server.
+        shared: what guards them all.
     """
 
     config: ServerConfig
     slots: SharedSlots
     listeners: Sequence[socket.socket]
     held: Sequence[socket.socket]
+    shared: Shared
 
 
 def run_worker(process: Process, slot: int, loader: ModelLoader) -> int:
@@ -75,7 +78,11 @@ def run_worker(process: Process, slot: int, loader: ModelLoader) -> int:
             loader=loader,
             make_pages=make_pages,
             shares_port=True,
+            shared=process.shared,
+            own_address=process.shared.address_of(slot) if process.shared.folder else "",
         )
+        # One that came before the server can hear of it asks for what has just been done.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
         return await server.run()
 
@@ -102,9 +109,10 @@ def run_pages(
 
         def refresh() -> None:
             contents = [slots.read(slot) for slot in range(slots.count)]
-            totals.take([*page.models, page.unresolved], contents, slots.restarts)
+            totals.take([*page.models, page.unresolved], page.security, contents, slots.restarts)
 
-        workers = WorkerCalls(config)
+        security = Security(config, page.security, log, process.shared)
+        workers = WorkerCalls(config, process.shared)
         front = HttpFront(
             metrics=page,
             status_page=StatusPage(page.models, time.monotonic),
@@ -115,17 +123,20 @@ def run_pages(
                 max_inflight_bytes=config.max_inflight_bytes,
                 max_message_bytes=config.max_message_bytes,
             ),
+            security=security,
             max_connections=config.max_http_connections,
             log=log,
             refresh=refresh,
         )
         refresh()
         await front.start_on(process.listeners)
+        security.start()
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         # Until the workers have drained; then the supervisor kills it.
         for number in HANDLED_SIGNALS:
             loop.add_signal_handler(number, lambda: None)
+        loop.add_signal_handler(signal.SIGHUP, security.read_again)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
         await ended.wait()
         return 0

@@ -47,7 +47,7 @@ def test_the_table_of_exceptions_is_the_clients():
     from tessera.serving.client.errors import error_for_status
 
     rows = re.findall(r"^\| `(\w+)` \| `([A-Z_]+)` \|", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == 6
+    assert len(rows) == 7
     for name, code in rows:
         error = error_for_status(grpc.StatusCode[code], "why", "h:1")
         assert type(error) is getattr(client, name)

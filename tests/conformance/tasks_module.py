@@ -1,4 +1,4 @@
-"""A user's own module with several outputs and ids with weights, as a package."""
+"""A user's own module with several outputs, ids with weights and ids that a map gives rows, as a package."""
 
 import numpy as np
 import torch
@@ -9,9 +9,18 @@ from tessera.serving.client import Draw, RequestDrawer, encode_request
 from tessera.serving.package.runner import HostBatch
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from tessera.training.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from tessera.training.modules.mc_modules import (
+    LFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 
 POISON = 1e6
 """A dense value that the module below cannot take."""
+
+KNOWN = [*range(30), 10**15, -7]
+"""The items that the module below has rows for."""
 
 
 def tables(*names):
@@ -24,12 +33,21 @@ def tables(*names):
 class Tasks(nn.Module):
     """A score per sample and three logits, from plain bags, weighted bags and dense values.
 
+    Of the items `KNOWN` have rows of their own, all others share one.
+
     A dense value of `POISON` or more is used as an index that is not there.
     """
 
     def __init__(self):
         super().__init__()
-        self.plain = EmbeddingBagCollection(tables=tables("user", "item"))
+        self.plain = EmbeddingBagCollection(tables=tables("user"))
+        items = tables("item")
+        rows = MCHManagedCollisionModule(50, torch.device("cpu"), LFU_EvictionPolicy(), 1)
+        self.mapped = ManagedCollisionEmbeddingBagCollection(
+            EmbeddingBagCollection(tables=items), ManagedCollisionCollection({"item": rows}, items)
+        )
+        known = torch.tensor(KNOWN)
+        self.mapped(KeyedJaggedTensor(["item"], known, lengths=torch.ones_like(known)))
         self.weighted = EmbeddingBagCollection(tables=tables("history"), is_weighted=True)
         self.layer = nn.Linear(2 + 24, 4)
         self.register_buffer("choices", torch.tensor([1.0, 2.0]))
@@ -37,7 +55,8 @@ class Tasks(nn.Module):
     def forward(self, dense, bags, weighted):
         row = (dense[:, 0] >= POISON).long() * 7
         scale = self.choices.index_select(0, row).unsqueeze(1)
-        vectors = [dense, self.plain(bags).values(), self.weighted(weighted).values()]
+        vectors = [dense, self.plain(bags).values(), self.mapped(bags)[0].values()]
+        vectors.append(self.weighted(weighted).values())
         out = self.layer(torch.cat(vectors, dim=1)) * scale
         return {"score": out[:, 0], "logits": out[:, 1:]}
 

@@ -7,7 +7,7 @@ import pytest
 
 from tessera.serving.package.loading import load_package
 from tests.conformance.conformance_harness import RunningServer, f32, same_bits
-from tests.conformance.tasks_module import POISON, draw, expected, package_tasks
+from tests.conformance.tasks_module import KNOWN, POISON, draw, expected, package_tasks
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,29 @@ def test_several_outputs_and_weighted_ids(tasks_server, loaded):
     for size in (1, 2, 7, 100):
         message = draw(loaded, size, seed=size)
         hold(tasks_server.predict(message), message, loaded)
+
+
+def with_items(message, items):
+    """The message with these items, one for each that it has."""
+    lengths = np.frombuffer(message.id_list_features.lengths, "<i4").reshape(2, -1)
+    values = np.frombuffer(message.id_list_features.values_int64, "<i8").copy()
+    users = int(lengths[0].sum())
+    values[users:] = np.resize(items, len(values) - users)
+    message.id_list_features.values_int64 = values.tobytes()
+    return message
+
+
+def test_mapped_ids_have_rows_of_their_own_and_all_others_one(tasks_server, loaded):
+    (item,) = (feature for feature in loaded.manifest.schema.features if feature.name == "item")
+    assert item.hashing == "vocabulary"
+    drawn = [draw(loaded, 40, seed=3) for _ in range(4)]
+    known = with_items(drawn[0], KNOWN)
+    unknown = [with_items(drawn[1], [31, -8]), with_items(drawn[2], [2**63 - 1, -(2**63)])]
+    for message in (known, *unknown):
+        hold(tasks_server.predict(message), message, loaded)
+    scores = [expected(loaded, message)["score"] for message in (known, *unknown)]
+    assert same_bits(scores[1], scores[2])
+    assert not same_bits(scores[0], scores[1])
 
 
 def poisoned(loaded):

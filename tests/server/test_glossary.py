@@ -27,7 +27,16 @@ def test_the_places_exist(word, python, cpp):
 
 def test_both_servers_have_the_same_rooms():
     rooms = {path.parent.name for path in (REPOSITORY / "serving/server").glob("*/__init__.py")}
-    assert rooms == {"front", "request", "batching", "model", "metrics", "repository", "follow"}
+    assert rooms == {
+        "front",
+        "request",
+        "batching",
+        "model",
+        "metrics",
+        "repository",
+        "follow",
+        "security",
+    }
     assert rooms <= {path.name for path in CPP.iterdir()}
 
 

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -30,6 +31,7 @@ from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.metrics.process_report import ProcessReporter, ProcessTotals, is_ready
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.training.models.config import TableConfig
+from tests.conformance.guarded import TOKEN, Asker, Places
 from tests.conformance.test_answers import run_in_process
 from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
@@ -392,7 +394,7 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
     totals = ProcessTotals()
     shown, model = counting_page()
     for _ in range(2):  # a report replaces the one before
-        totals.take([model, shown.unresolved], [told, b"", told_next], restarts=1)
+        totals.take([model, shown.unresolved], shown.security, [told, b"", told_next], restarts=1)
     assert model.requests[Code.OK] == 3
     assert model.duration.count() == 3
     assert model.duration.sum == pytest.approx(0.04)
@@ -404,3 +406,37 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
     }
     assert model.ready
     assert totals.dropped_log_lines == 5
+
+
+def test_tokens_and_certificates_guard_every_process(package, messages, tmp_path):
+    places = Places(tmp_path)
+    flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
+    flags += ["--tls-cert", str(places.cert), "--tls-key", str(places.key)]
+    flags += ["--tls-client-ca", str(places.ca), "--auth-token-file", str(places.tokens)]
+    with ServerProcess(flags) as running:
+        asked = SimpleNamespace(
+            address=running.address, http_address=f"127.0.0.1:{running.http_port}"
+        )
+        predict = "/predictor.Predictor/Predict"
+        for _ in range(4):
+            with Asker(asked, places.mine) as asker:
+                assert asker.call(predict, content=messages[0]) == "UNAUTHENTICATED"
+                assert asker.call(predict, TOKEN, messages[0]) == "OK"
+        with Asker(asked, places.mine) as asker:
+            # What the process of the pages asks the others.
+            for _ in range(4):
+                assert asker.page("GET", "/v2/models/model", TOKEN)[0] == 200
+            assert asker.page("GET", "/v2/models/model")[0] == 401
+            assert asker.page("GET", "/readyz")[0] == 200
+            refused = 'tessera_calls_refused_total{reason="no_token"} 5.0'
+            wait_until(lambda: refused in asker.page("GET", "/metrics", TOKEN)[1])
+            serial = places.renew()
+            wait_until(
+                lambda: (
+                    {asker.served(address, "h2") for address in [asked.address] * 4} == {serial}
+                    and asker.served(asked.http_address, "http/1.1") == serial
+                )
+            )
+        with Asker(asked) as asker:
+            assert asker.call(predict, TOKEN, messages[0]) == "UNAVAILABLE"
+        assert running.terminate() == 0

@@ -1,7 +1,10 @@
 """What docs/torchrec.md says of TorchRec's names that are not under their own path."""
 
 _KEY_VALUE = "tables on disks and in key-value stores are not here"
-_COLLISIONS = "ids are hashed to rows by `modules.hashing`; managed collisions are not here"
+_COLLISIONS = "a map of ids is sharded beside its tables, and is not quantized with them"
+_HASH_ZCH = "`modules.mc_modules` keeps a sorted map; maps of hashed places (MPZCH) are not here"
+_PEC = "updates of rows that batches share are not held back"
+_READ_ONLY = "managed collision modules leave no id out of its bag and keep nothing else of it"
 _POOLS = "pools of tensors are not here"
 _TOWERS = "a tower is a module around a collection; towers are not placed as one"
 _PRUNING = "tables are not pruned while they are trained"
@@ -35,8 +38,11 @@ REASONS: list[tuple[str, str]] = [
         r".*(KeyValue|ZeroCollision|VirtualTable|virtual_table|EvictionPolicy|FeatureScoreMapping).*",
         _KEY_VALUE,
     ),
+    (r"modules\.(hash_mc_\w+|mc_adapter)\..*", _HASH_ZCH),
+    (r"modules\.mc_embedding_modules\..*", _READ_ONLY),
+    (r".*(pec_|PEC).*", _PEC),
     (
-        r".*(mc_|MCE|ManagedCollision|pec_|PEC|MCC|quant_embedding\.input_dist_permute).*",
+        r".*(mc_|MCE|ManagedCollision|MCC|quant_embedding\.input_dist_permute).*",
         _COLLISIONS,
     ),
     (r".*(itep|ITEP).*", _PRUNING),

@@ -1,4 +1,4 @@
-"""Ids of a batch: the first of each bag, several joined into one, and looking them up by search.
+"""Ids of a batch: the first of each bag, and several joined into one.
 
 Shapes: ``B`` samples, ``F`` sparse features of a batch, ``K`` keys of ``P`` features at most, ``N`` ids.
 """
@@ -62,16 +62,6 @@ class FirstIds(nn.Module):
             all_have = self._full[p]
             key_KB = joined_KB if all_have else torch.where(self.has_PK1[p], joined_KB, key_KB)
         return key_KB, has_KB
-
-
-def find(sorted_keys: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Where ``keys`` (int64, any shape) stand in ``sorted_keys`` ``[U]``, ``U`` at least 1.
-
-    Returns:
-        A place in ``[0, U)`` for each, and whether the key is there.
-    """
-    places = torch.searchsorted(sorted_keys, keys).clamp(max=sorted_keys.size(0) - 1)
-    return places, sorted_keys[places] == keys
 
 
 def seeds(count: int, attempt: int = 0) -> Tensor:

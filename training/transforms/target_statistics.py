@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from tessera.errors import UserError
 from tessera.training import field_checks as check
 from tessera.training.modules.hashing import murmur3_rows
-from tessera.training.transforms.ids import find, seeds
+from tessera.training.modules.id_search import find
+from tessera.training.transforms.ids import seeds
 
 MAX_KEYS = 1 << 22
 """Keys of all statistics together; of more, those of the fewest rows so far are forgotten."""

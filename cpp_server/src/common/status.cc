@@ -14,6 +14,7 @@ std::string_view code_name(Code code) {
     case Code::kUnimplemented: return "UNIMPLEMENTED";
     case Code::kInternal: return "INTERNAL";
     case Code::kUnavailable: return "UNAVAILABLE";
+    case Code::kUnauthenticated: return "UNAUTHENTICATED";
   }
   return "UNKNOWN";
 }

@@ -22,6 +22,7 @@ enum class Code {
   kUnimplemented = 12,
   kInternal = 13,
   kUnavailable = 14,
+  kUnauthenticated = 16,
 };
 
 // The name in gRPC's own spelling, as it appears in metrics ("INVALID_ARGUMENT").

@@ -75,7 +75,7 @@ int GrpcFront::start(const GrpcOptions& options, int threads) {
   State& state = *state_;
   state.limits = within_the_systems(options.limits);
   state.sockets = ListeningSocket::on_every_address(options.host, options.port, "gRPC", "--port");
-  state.server.emplace(state.limits, state.counters, threads);
+  state.server.emplace(state.limits, state.counters, threads, options.gate, options.tls);
   for (std::size_t i = 0; i < state.server->loops(); ++i) state.add_methods(i);
   std::vector<int> descriptors;
   for (const ListeningSocket& socket : state.sockets) descriptors.push_back(socket.descriptor());

@@ -12,7 +12,9 @@
 #include "common/clock.h"
 #include "front/predict_service.h"
 #include "front/server_facts.h"
+#include "http2/call_gate.h"
 #include "http2/limits.h"
+#include "http2/server_tls.h"
 
 namespace tessera {
 
@@ -20,6 +22,9 @@ struct GrpcOptions {
   std::string host;
   int port = 0;  // 0: any free one
   http2::Limits limits = {};
+  // Both outlive the front; null: every call may be heard, and connections are not encrypted.
+  http2::CallGate* gate = nullptr;
+  const http2::ServerTls* tls = nullptr;
 };
 
 class GrpcFront {

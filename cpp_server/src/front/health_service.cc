@@ -115,14 +115,17 @@ HealthService::~HealthService() = default;
 
 void HealthService::add_to(http2::EventLoop& loop, http2::MethodTable& table) {
   watches_.push_back(std::make_unique<Watches>(loop));
+  using Access = http2::MethodTable::Access;  // probes need no token
   table.add("/grpc.health.v1.Health/Check",
             std::make_unique<MessageMethod<Request, Response>>(
                 [this](const Request& request, Response& response) -> Status {
                   response.set_status(status_of(request.service()));
                   if (response.status() != Response::SERVICE_UNKNOWN) return {};
                   return {Code::kNotFound, "this server has no such model"};
-                }));
-  table.add("/grpc.health.v1.Health/Watch", std::make_unique<WatchMethod>(*this, *watches_.back()));
+                }),
+            Access::kOpen);
+  table.add("/grpc.health.v1.Health/Watch", std::make_unique<WatchMethod>(*this, *watches_.back()),
+            Access::kOpen);
 }
 
 void HealthService::set(const std::string& name, bool serving) {

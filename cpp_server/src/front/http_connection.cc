@@ -30,7 +30,8 @@ HttpConnection::HttpConnection(std::uint64_t number, http2::EventLoop& loop, htt
       answers_(answers),
       times_(times),
       closed_(std::move(closed)),
-      limit_([this] { end(); }) {
+      limit_([this] { end(); }),
+      watched_(EPOLLIN) {
   if (!loop_.add(socket_.descriptor(), EPOLLIN, *this)) throw std::bad_alloc();
   enter(State::kNew, times_.first_byte);
 }
@@ -46,7 +47,8 @@ void HttpConnection::enter(State state, Duration limit) {
   loop_.schedule(limit_, loop_.now() + limit);
 }
 
-void HttpConnection::on_ready(std::uint32_t /*events*/) {
+void HttpConnection::on_ready(std::uint32_t events) {
+  if ((events & EPOLLOUT) != 0) socket_.push();
   bool goes_on = false;
   try {
     switch (state_) {
@@ -60,7 +62,15 @@ void HttpConnection::on_ready(std::uint32_t /*events*/) {
   } catch (const std::bad_alloc&) {  // no memory for the page: this client goes without it
     goes_on = false;
   }
-  if (!goes_on) end();
+  goes_on ? watch() : end();
+}
+
+void HttpConnection::watch() {
+  const bool answers = state_ == State::kAnswering;
+  const std::uint32_t wanted = socket_.events(!answers, answers);
+  if (wanted == watched_) return;
+  watched_ = wanted;
+  loop_.change(socket_.descriptor(), wanted, *this);
 }
 
 void HttpConnection::end() {
@@ -81,7 +91,8 @@ bool HttpConnection::receive() {
                   " bytes (limit ", bodies.limit(), "); try again later")));
   }
   in_.append(reinterpret_cast<const char*>(bytes.data()), moved.bytes);
-  return read_request();
+  if (!read_request()) return false;
+  return !moved.kept || state_ != State::kReceiving || receive();
 }
 
 bool HttpConnection::take_room(std::size_t bytes) {
@@ -103,6 +114,9 @@ bool HttpConnection::read_request() {
   if (auto* refusal = std::get_if<HttpAnswer>(&parsed)) return refuse(std::move(*refusal));
   in_.erase(0, end + kHeadEnd.size());
   auto& head = std::get<HttpHead>(parsed);
+  if (auto refusal = answers_.refusal(head)) {
+    return answer(std::move(*refusal), head.method != HttpHead::Method::kHead, false);
+  }
   if (head.method == HttpHead::Method::kPost) return begin_post(std::move(head));
   const bool alone = in_.empty();
   return answer(answers_.page(head.path), head.method == HttpHead::Method::kGet,
@@ -146,7 +160,7 @@ void HttpConnection::give(HttpAnswer answer) {
     goes_on = this->answer(std::move(answer), true, keeps_alive_);
   } catch (const std::bad_alloc&) {  // this client goes without it
   }
-  if (!goes_on) end();
+  goes_on ? watch() : end();
 }
 
 bool HttpConnection::answer(HttpAnswer answer, bool with_body, bool keeps_alive) {
@@ -165,11 +179,7 @@ bool HttpConnection::send() {
   const http2::Moved moved = socket_.write(std::as_bytes(std::span(out_)).subspan(sent_));
   sent_ += moved.bytes;
   if (moved.ended) return false;
-  if (sent_ < out_.size()) {
-    if (!wants_to_write_) loop_.change(socket_.descriptor(), EPOLLOUT, *this);
-    wants_to_write_ = true;
-    return true;
-  }
+  if (sent_ < out_.size()) return true;
   out_ = std::string();
   held_ = nullptr;
   if (keeps_alive_) {
@@ -179,8 +189,6 @@ bool HttpConnection::send() {
     socket_.end_writing();
     enter(State::kEnding, times_.ending);
   }
-  if (wants_to_write_) loop_.change(socket_.descriptor(), EPOLLIN, *this);
-  wants_to_write_ = false;
   return true;
 }
 

@@ -35,6 +35,7 @@ struct HttpTimes {
 class HttpAnswers {
  public:
   virtual ~HttpAnswers() = default;
+  virtual std::optional<HttpAnswer> refusal(const HttpHead& head) = 0;
   virtual HttpAnswer page(const std::string& path) = 0;
   // The body that a POST to `path` may have; nothing: there is no POST.
   virtual std::optional<std::size_t> most_body_bytes(const std::string& path) = 0;
@@ -108,6 +109,8 @@ class HttpConnection : public http2::EventLoop::Handler {
   bool answer(HttpAnswer answer, bool with_body, bool keeps_alive);
   bool refuse(HttpAnswer answer) { return this->answer(std::move(answer), true, false); }
   bool send();
+  // Asks for what can be done with the socket now.
+  void watch();
   bool discard();
   void enter(State state, Duration limit);
   // Ends the connection, which destroys it.
@@ -121,7 +124,7 @@ class HttpConnection : public http2::EventLoop::Handler {
   const std::function<void()> closed_;
   http2::EventLoop::Timer limit_;
   State state_ = State::kNew;
-  bool wants_to_write_ = false;
+  std::uint32_t watched_;         // epoll's events
   bool keeps_alive_ = false;      // after the answer
   std::string in_;                // of a request: its head, then its body alone
   std::optional<HttpHead> head_;  // of a POST whose body is being received

@@ -131,6 +131,9 @@ bool HttpFront::accept_one() {
   }
   http2::Socket socket(accepted);
   try {
+    if (options_.tls != nullptr) {
+      socket.start_tls(options_.tls->current(), http2::TlsSession::Role::kServer);
+    }
     if (connections_.size() >= static_cast<std::size_t>(options_.max_connections)) close_oldest();
     const auto place = connections_.insert(connections_.end(), nullptr);
     try {

@@ -24,6 +24,7 @@
 #include "front/http_connection.h"
 #include "front/socket.h"
 #include "http2/event_loop.h"
+#include "http2/server_tls.h"
 #include "server/log.h"
 
 namespace tessera {
@@ -38,6 +39,9 @@ struct HttpOptions {
     return kMaxBodyBytes;
   };
   HttpTimes times{};
+  const http2::ServerTls* tls = nullptr;  // outlives the front; null: nothing is encrypted
+  // Asked first, and called as the page functions are.
+  RefusalFunction refusal = [](const HttpHead&) { return std::nullopt; };
 };
 
 class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
@@ -61,6 +65,9 @@ class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
   class LateAnswers;
 
   // HttpAnswers
+  std::optional<HttpAnswer> refusal(const HttpHead& head) override {
+    return options_.refusal(head);
+  }
   HttpAnswer page(const std::string& path) override { return page_(path); }
   std::optional<std::size_t> most_body_bytes(const std::string& path) override;
   std::shared_ptr<HttpCall> post(std::uint64_t number, HttpRequest request) override;

@@ -17,6 +17,7 @@ const char* reason_phrase(int status) {
   switch (status) {
     case 200: return "OK";
     case 400: return "Bad Request";
+    case 401: return "Unauthorized";
     case 403: return "Forbidden";
     case 404: return "Not Found";
     case 405: return "Method Not Allowed";
@@ -106,6 +107,7 @@ std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
   HttpHead parsed;
   parsed.path = target.substr(0, target.find('?'));
   parsed.keeps_alive = keeps_alive(head, protocol);
+  parsed.authorization = header(head, "authorization").value_or("");
   if (method == "GET" || method == "HEAD") {
     parsed.method = method == "GET" ? HttpHead::Method::kGet : HttpHead::Method::kHead;
     return parsed;
@@ -127,6 +129,7 @@ std::string http_response(const HttpAnswer& answer, bool with_body, bool keeps_a
   if (answer.json_bytes.has_value()) {
     response += text("\r\nInference-Header-Content-Length: ", *answer.json_bytes);
   }
+  if (answer.status == 401) response += "\r\nWWW-Authenticate: Bearer";
   response += keeps_alive ? "\r\nConnection: keep-alive\r\n\r\n" : "\r\nConnection: close\r\n\r\n";
   if (with_body) response += answer.body;
   return response;

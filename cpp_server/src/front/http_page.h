@@ -24,6 +24,10 @@ struct HttpAnswer {
 // An answer in JSON; `why` is put into {"error": ...}.
 HttpAnswer json_refusal(int status, const std::string& why);
 
+struct HttpHead;
+// Refuses a request by its head; nothing: it may be answered.
+using RefusalFunction = std::function<std::optional<HttpAnswer>(const HttpHead& head)>;
+
 // Gives the page of a path.
 using PageFunction = std::function<HttpAnswer(const std::string& path)>;
 
@@ -41,6 +45,7 @@ struct HttpHead {
   std::string encoding;          // Content-Encoding; empty: none
   std::string json_bytes;        // Inference-Header-Content-Length
   std::string request_id;        // X-Request-Id
+  std::string authorization;     // of every request
 };
 
 // Reads `head`, everything up to the empty line; or the answer that refuses it. A POST with an

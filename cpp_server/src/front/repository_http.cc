@@ -81,6 +81,7 @@ int http_status_of(Code code) {
     case Code::kOk: return 200;
     case Code::kInvalidArgument:
     case Code::kFailedPrecondition: return 400;
+    case Code::kUnauthenticated: return 401;
     case Code::kNotFound: return 404;
     case Code::kResourceExhausted: return 429;
     case Code::kCancelled: return 499;

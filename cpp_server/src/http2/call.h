@@ -139,6 +139,13 @@ class Method {
   virtual ~Method() = default;
   // An idle call of `loop`, whose thread asks.
   virtual Call& begin(EventLoop& loop) = 0;
+
+  // Whether a CallGate is asked before a call of it is heard.
+  bool guarded() const { return guarded_; }
+
+ private:
+  friend class MethodTable;
+  bool guarded_ = true;
 };
 
 }  // namespace tessera::http2

@@ -102,21 +102,29 @@ void Connection::on_ready(std::uint32_t events) {
   if (state_ == State::kGone) return;
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
     // The more connections have sent something, the less of each is read in a turn.
-    const std::size_t share = context_.read_buffer.size() / context_.loop.ready();
-    const Moved moved = socket_.read(context_.read_buffer.first(std::max(share, kLeastReadBytes)));
-    if (state_ == State::kLingering) {
-      lingering_bytes_ += moved.bytes;
-      if (moved.ended || lingering_bytes_ > kLingerBytes) vanish();
-      return;
-    }
-    if (moved.bytes > 0) receive(context_.read_buffer.first(moved.bytes));
-    if (moved.ended) {
-      close(CloseReason::kClient);
-      vanish();
-      return;
-    }
+    if (!read_some(context_.read_buffer.size() / context_.loop.ready())) return;
   }
+  if ((events & EPOLLOUT) != 0) socket_.push();
   context_.loop.defer(*this);
+}
+
+// Reads up to `share` bytes, and at least what must be read of a connection in a turn. False: it is
+// not to be answered any more.
+bool Connection::read_some(std::size_t share) {
+  const Moved moved = socket_.read(context_.read_buffer.first(std::max(share, kLeastReadBytes)));
+  if (state_ == State::kLingering) {
+    lingering_bytes_ += moved.bytes;
+    if (moved.ended || lingering_bytes_ > kLingerBytes) vanish();
+    return false;
+  }
+  if (moved.bytes > 0) receive(context_.read_buffer.first(moved.bytes));
+  if (moved.ended) {
+    close(socket_.shaking_hands() ? CloseReason::kTls : CloseReason::kClient);
+    vanish();
+    return false;
+  }
+  reads_on_ = moved.kept;
+  return true;
 }
 
 void Connection::receive(std::span<const std::byte> bytes) {
@@ -173,6 +181,7 @@ int Connection::fail(CloseReason reason) {
 
 void Connection::on_turn_end() {
   if (session_ == nullptr) return;
+  if (std::exchange(reads_on_, false) && (!read_some(0) || session_ == nullptr)) return;
   unpacking_steps_ = kUnpackingSteps;
   unpack();
   std::size_t written = 0;
@@ -206,15 +215,13 @@ void Connection::on_turn_end() {
       return;
     }
   }
-  if (written >= kBytesPerTurn) context_.loop.defer(*this);
+  if (written >= kBytesPerTurn || reads_on_) context_.loop.defer(*this);
   watch();
 }
 
 // Asks for what can be done with the socket now.
 void Connection::watch() {
-  std::uint32_t wanted = 0;
-  if (out_.waiting() < kUnreadBytes) wanted |= EPOLLIN;
-  if (out_.waiting() > 0) wanted |= EPOLLOUT;
+  const std::uint32_t wanted = socket_.events(out_.waiting() < kUnreadBytes, out_.waiting() > 0);
   if (wanted == watched_) return;
   watched_ = wanted;
   context_.loop.change(socket_.descriptor(), wanted, *this);

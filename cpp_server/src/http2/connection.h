@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "http2/call.h"
+#include "http2/call_gate.h"
 #include "http2/connection_bytes.h"
 #include "http2/event_loop.h"
 #include "http2/frame_filter.h"
@@ -48,6 +49,7 @@ struct ConnectionContext {
   const MethodTable& methods;
   ConnectionOwner& owner;
   std::span<std::byte> read_buffer;  // at least 16 KiB, which is read of one in a turn at least
+  CallGate* gate = nullptr;          // null: every call may be heard
 };
 
 class Connection final : private EventLoop::Handler, private EventLoop::Deferred {
@@ -82,6 +84,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   enum class State { kOpen, kLeaving, kLingering, kGone };
 
   void on_ready(std::uint32_t events) override;
+  bool read_some(std::size_t share);
   void on_turn_end() override;
 
   // What the session tells; 0, or an error of nghttp2 that ends the connection.
@@ -96,6 +99,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   FrameFilter::Verdict judge(const FrameHead& head);
   int fail(CloseReason reason);
   int begin_call(std::int32_t stream, bool ended);
+  int refuse_unheard(std::int32_t stream, const Status& status, bool counted);
   int messages_ended(std::int32_t stream);
   void open(Call& call, std::int32_t stream, TimePoint deadline);
   void take_data(Call& call, std::span<const std::byte> data);
@@ -130,6 +134,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   std::optional<CloseReason> failure_;  // found while the session was told of bytes
   bool client_leaves_ = false;
   bool handshaken_ = false;
+  bool reads_on_ = false;      // what the socket has kept is read in the next turn
   std::uint32_t watched_ = 0;  // epoll's events
   int streams_ = 0;
   Call* calls_ = nullptr;  // those of open streams; a stream that was refused has none

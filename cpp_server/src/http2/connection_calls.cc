@@ -62,10 +62,15 @@ int Connection::begin_call(std::int32_t stream, bool ended) {
     submit_http_status(stream, status);
     return resets_.take(now) ? 0 : fail(CloseReason::kResets);
   }
+  if (context_.gate != nullptr && head_.guarded()) {
+    const Status status = context_.gate->admit(head_.authorization());
+    // Who has a token and calls too often is refused, and keeps the connection.
+    const bool counted = status.code == Code::kUnauthenticated;
+    if (!status.ok()) return refuse_unheard(stream, status, counted);
+  }
   TimePoint deadline = kNever;
   if (const Status status = head_.check(now, deadline); !status.ok()) {
-    submit_status(stream, status, /*only=*/true);
-    return resets_.take(now) ? 0 : fail(CloseReason::kResets);
+    return refuse_unheard(stream, status, /*counted=*/true);
   }
   Call& call = head_.method()->begin(context_.loop);
   open(call, stream, deadline);
@@ -78,6 +83,12 @@ int Connection::begin_call(std::int32_t stream, bool ended) {
     messages_ended(stream);
   }
   return 0;
+}
+
+// Refuses a call of which nothing but the headers is looked at.
+int Connection::refuse_unheard(std::int32_t stream, const Status& status, bool counted) {
+  submit_status(stream, status, /*only=*/true);
+  return !counted || resets_.take(context_.loop.now()) ? 0 : fail(CloseReason::kResets);
 }
 
 void Connection::open(Call& call, std::int32_t stream, TimePoint deadline) {

@@ -74,11 +74,12 @@ enum class CloseReason {
   kSlowReader,     // answers that are not read
   kProtocol,       // what HTTP/2 does not allow
   kNoMemory,       // none was left for it
-  kNoDescriptor,   // none was left: it was accepted and closed at once
+  kTls,  // it ended before TLS was agreed upon, as without the certificate that is asked for
+  kNoDescriptor,  // none was left: it was accepted and closed at once
 };
 inline constexpr auto kCloseReasonNames = std::to_array<std::string_view>(
     {"client", "drain", "idle", "age", "handshake", "header_bytes", "control_frames", "pings",
-     "resets", "slow_reader", "protocol", "no_memory", "no_descriptor"});
+     "resets", "slow_reader", "protocol", "no_memory", "tls", "no_descriptor"});
 static_assert(kCloseReasonNames.size() == enum_size<CloseReason::kNoDescriptor>());
 
 class Counters {

@@ -16,7 +16,10 @@ namespace tessera::http2 {
 
 class MethodTable {
  public:
-  void add(std::string path, std::unique_ptr<Method> method) {
+  enum class Access { kGuarded, kOpen };  // kOpen: no CallGate is asked
+
+  void add(std::string path, std::unique_ptr<Method> method, Access access = Access::kGuarded) {
+    method->guarded_ = access == Access::kGuarded;
     methods_.emplace(std::move(path), std::move(method));
   }
 

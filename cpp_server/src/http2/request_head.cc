@@ -21,6 +21,7 @@ void RequestHead::clear() {
   method_ = nullptr;
   encoding_ = Encoding::kIdentity;
   request_id_.clear();
+  authorization_.clear();
   unknown_path_.clear();
   unknown_encoding_.clear();
   timeout_.clear();
@@ -39,6 +40,8 @@ void RequestHead::add(std::string_view name, std::string_view value, const Metho
     trailers_ = value == "trailers";
   } else if (name == "x-request-id") {
     if (request_id_.empty()) request_id_ = value.substr(0, kMaxRequestIdBytes);
+  } else if (name == "authorization") {
+    if (authorization_.empty()) authorization_ = value;
   } else if (name == "grpc-timeout") {
     timeout_ = value.substr(0, kQuotedBytes);
   } else if (name == "grpc-encoding") {

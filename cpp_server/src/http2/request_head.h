@@ -34,6 +34,11 @@ class RequestHead {
   Method* method() const { return method_; }
   Encoding encoding() const { return encoding_; }
 
+  // Whether a CallGate is asked; it is of unknown methods, too. And the first authorization header
+  // that it is asked with; empty: there is none.
+  bool guarded() const { return method_ == nullptr || method_->guarded(); }
+  std::string_view authorization() const { return authorization_; }
+
   // The first x-request-id, as far as kMaxRequestIdBytes go; empty: there is none.
   std::string_view request_id() const { return request_id_; }
 
@@ -45,6 +50,7 @@ class RequestHead {
   Method* method_ = nullptr;
   Encoding encoding_ = Encoding::kIdentity;
   std::string request_id_;
+  std::string authorization_;
   // What is said of a request that is refused; empty otherwise.
   std::string unknown_path_;
   std::string unknown_encoding_;

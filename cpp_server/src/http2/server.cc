@@ -71,9 +71,10 @@ class Once final : public EventLoop::Task {
 // A loop with its thread and its connections.
 class Server::Thread final : private ConnectionOwner, private EventLoop::Deferred {
  public:
-  Thread(const Limits& limits, Counters& counters)
+  Thread(const Limits& limits, Counters& counters, CallGate* gate, const ServerTls* tls)
       : read_buffer_(kReadBytes),
-        context_{loop_, limits, counters, methods_, *this, read_buffer_},
+        context_{loop_, limits, counters, methods_, *this, read_buffer_, gate},
+        tls_(tls),
         sweep_([this] { sweep(); }) {}
 
   ~Thread() override {
@@ -104,6 +105,7 @@ class Server::Thread final : private ConnectionOwner, private EventLoop::Deferre
     auto shared = std::make_shared<Socket>(std::move(socket));
     Once::post(loop_, [this, shared] {
       try {
+        if (tls_ != nullptr) shared->start_tls(tls_->current(), TlsSession::Role::kServer);
         auto made = std::make_unique<Connection>(context_, std::move(*shared));
         connections_.emplace(made.get(), std::move(made));
       } catch (const std::exception&) {  // no memory, or epoll has no room: it is closed
@@ -146,6 +148,7 @@ class Server::Thread final : private ConnectionOwner, private EventLoop::Deferre
   MethodTable methods_;
   std::vector<std::byte> read_buffer_;
   ConnectionContext context_;
+  const ServerTls* const tls_;
   EventLoop::Timer sweep_;
   std::atomic<int> count_ = 0;
   std::unordered_map<Connection*, std::unique_ptr<Connection>> connections_;
@@ -229,9 +232,12 @@ class Server::Listener final : private EventLoop::Handler {
   EventLoop::Timer resume_;
 };
 
-Server::Server(const Limits& limits, Counters& counters, int loops)
+Server::Server(const Limits& limits, Counters& counters, int loops, CallGate* gate,
+               const ServerTls* tls)
     : limits_(limits), counters_(counters) {
-  for (int i = 0; i < loops; ++i) threads_.push_back(std::make_unique<Thread>(limits_, counters_));
+  for (int i = 0; i < loops; ++i) {
+    threads_.push_back(std::make_unique<Thread>(limits_, counters_, gate, tls));
+  }
 }
 
 Server::~Server() { release(); }

@@ -15,16 +15,20 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "http2/call_gate.h"
 #include "http2/event_loop.h"
 #include "http2/limits.h"
 #include "http2/method_table.h"
+#include "http2/server_tls.h"
 
 namespace tessera::http2 {
 
 class Server {
  public:
-  // `counters` outlive the server.
-  Server(const Limits& limits, Counters& counters, int loops);
+  // `counters`, `gate` (null: every call may be heard) and `tls` (null: connections are not
+  // encrypted) outlive the server.
+  Server(const Limits& limits, Counters& counters, int loops, CallGate* gate = nullptr,
+         const ServerTls* tls = nullptr);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;

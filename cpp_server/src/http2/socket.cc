@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -36,10 +37,12 @@ Socket::~Socket() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-Socket::Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+Socket::Socket(Socket&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)), tls_(std::move(other.tls_)) {}
 
 Socket& Socket::operator=(Socket&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
+  std::swap(tls_, other.tls_);
   return *this;
 }
 
@@ -88,7 +91,18 @@ std::string Socket::peer_address() const {
   return written.data();
 }
 
+std::uint32_t Socket::events(bool reads, bool writes) const {
+  if (tls_ != nullptr) {
+    // A handshake is waited for by reading, whatever there is to write behind it.
+    const bool shaking_hands = tls_->shaking_hands();
+    reads = reads || shaking_hands;
+    writes = tls_->has_unsent() || (writes && !shaking_hands);
+  }
+  return (reads ? std::uint32_t{EPOLLIN} : 0U) | (writes ? std::uint32_t{EPOLLOUT} : 0U);
+}
+
 Moved Socket::read(std::span<std::byte> into) {
+  if (tls_ != nullptr) return tls_->read(descriptor_, into);
   while (true) {
     const ssize_t got = ::recv(descriptor_, into.data(), into.size(), 0);
     if (got > 0) {
@@ -102,6 +116,7 @@ Moved Socket::read(std::span<std::byte> into) {
 }
 
 Moved Socket::write(std::span<const std::byte> from) {
+  if (tls_ != nullptr) return tls_->write(descriptor_, from);
   Moved moved;
   while (moved.bytes < from.size()) {
     const ssize_t sent =
@@ -118,6 +133,9 @@ Moved Socket::write(std::span<const std::byte> from) {
   return moved;
 }
 
-void Socket::end_writing() { ::shutdown(descriptor_, SHUT_WR); }
+void Socket::end_writing() {
+  if (tls_ != nullptr) tls_->end_writing(descriptor_);
+  ::shutdown(descriptor_, SHUT_WR);
+}
 
 }  // namespace tessera::http2

@@ -1,12 +1,16 @@
-// A connected, non-blocking stream socket: the only place that moves bytes between a connection
-// and the system, so that another transport (TLS) would be put behind these two functions.
+// A connected, non-blocking stream socket, with TLS or without: the only place that moves bytes
+// between a connection and the system.
 //
 // Contract: owns its descriptor; one thread; nothing blocks.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+
+#include "http2/tls_session.h"
 
 namespace tessera::http2 {
 
@@ -15,6 +19,7 @@ struct Moved {
   std::size_t bytes = 0;
   bool blocked = false;  // nothing more can be moved now
   bool ended = false;    // the other side has closed (a read), or the connection is broken
+  bool kept = false;     // more has been read than there was room for, which epoll does not tell
 };
 
 class Socket {
@@ -32,6 +37,23 @@ class Socket {
   // An empty text, or why it could not be.
   std::string connect(const std::string& host, int port);
 
+  // Speaks TLS from now on, before anything was read or written; `host` as TlsSession takes it.
+  // Throws std::bad_alloc.
+  void start_tls(const TlsContext& context, TlsSession::Role role, const std::string& host = "") {
+    tls_ = std::make_unique<TlsSession>(*context, role, host);
+  }
+
+  // What epoll is to be asked for by whoever waits to read, or has bytes to write.
+  std::uint32_t events(bool reads, bool writes) const;
+
+  // Whether TLS is not agreed upon yet.
+  bool shaking_hands() const { return tls_ != nullptr && tls_->shaking_hands(); }
+
+  // Writes what TLS has to say of itself; to be called when there is room again.
+  void push() {
+    if (tls_ != nullptr) tls_->push(descriptor_);
+  }
+
   int descriptor() const { return descriptor_; }
   bool open() const { return descriptor_ >= 0; }
 
@@ -47,6 +69,7 @@ class Socket {
 
  private:
   int descriptor_ = -1;
+  std::unique_ptr<TlsSession> tls_;  // null: bytes go as they are
 };
 
 }  // namespace tessera::http2

@@ -20,14 +20,15 @@ namespace {
 // One connection and its share of the load; one thread.
 class Connection : private GrpcChannel::Caller {
  public:
-  Connection(const TrafficOptions& options, const Address& address,
+  Connection(const TrafficOptions& options, const Address& address, const http2::TlsContext& tls,
              const std::vector<std::string>& requests, std::int64_t samples, int index)
       : options_(options),
         requests_(requests),
         samples_(samples),
         random_(options.seed + static_cast<std::uint64_t>(index)),
         next_request_(static_cast<std::size_t>(index)),
-        channel_(loop_, address, options.method, options.timeout, *this),
+        channel_(loop_, address, options.method, options.authorization, tls, options.timeout,
+                 *this),
         next_([this] { send_due(); }) {}
 
   void run(TimePoint begin) {
@@ -138,13 +139,15 @@ class Connection : private GrpcChannel::Caller {
 TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::string>& requests,
                           std::int64_t samples) {
   const Address address = resolve(options.address);
+  const http2::TlsContext tls =
+      options.tls.ca.empty() ? nullptr : make_client_tls(options.tls, "h2");
   std::vector<std::string> framed;
   framed.reserve(requests.size());
   for (const std::string& request : requests) framed.push_back(framed_message(request));
   std::vector<std::unique_ptr<Connection>> connections;
   connections.reserve(static_cast<std::size_t>(options.connections));
   for (int i = 0; i < options.connections; ++i) {
-    connections.push_back(std::make_unique<Connection>(options, address, framed, samples, i));
+    connections.push_back(std::make_unique<Connection>(options, address, tls, framed, samples, i));
   }
   {
     const TimePoint begin = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);

@@ -17,6 +17,7 @@
 
 #include "common/clock.h"
 #include "load/latency_histogram.h"
+#include "security/certificates.h"
 
 namespace tessera {
 
@@ -33,6 +34,8 @@ struct TrafficOptions {
   Duration duration{std::chrono::seconds(10)};
   Duration timeout{std::chrono::seconds(5)};
   std::uint64_t seed = 0;
+  std::string authorization;     // of each call; empty: none
+  TlsFiles tls;                  // no authorities: connections are not encrypted
   CallRecord* record = nullptr;  // told of each measured call; outlives the run
 };
 

@@ -168,10 +168,13 @@ struct GrpcChannel::Callbacks {
 };
 
 GrpcChannel::GrpcChannel(http2::EventLoop& loop, const Address& address, std::string path,
-                         Duration timeout, Caller& caller)
+                         std::string authorization, http2::TlsContext tls, Duration timeout,
+                         Caller& caller)
     : loop_(loop),
       address_(address),
       path_(std::move(path)),
+      authorization_(std::move(authorization)),
+      tls_(std::move(tls)),
       timeout_header_(timeout_text(timeout)),
       timeout_(timeout),
       caller_(caller),
@@ -219,18 +222,20 @@ void GrpcChannel::call(std::span<const std::byte> framed, const CallTag& tag) {
 void GrpcChannel::submit(Call& call) {
   using http2::header;
   const std::array headers = {header(":method", "POST"),
-                              header(":scheme", "http"),
+                              header(":scheme", tls_ == nullptr ? "http" : "https"),
                               header(":path", path_),
                               header(":authority", address_.text),
                               header("te", "trailers"),
                               header("content-type", "application/grpc"),
                               header("user-agent", "tessera-load"),
-                              header("grpc-timeout", timeout_header_)};
+                              header("grpc-timeout", timeout_header_),
+                              header("authorization", authorization_)};
+  const std::size_t count = headers.size() - (authorization_.empty() ? 1 : 0);
   nghttp2_data_provider body{};
   body.source.ptr = &call;
   body.read_callback = &Callbacks::read_message;
   call.stream =
-      nghttp2_submit_request(session_.get(), nullptr, headers.data(), headers.size(), &body, &call);
+      nghttp2_submit_request(session_.get(), nullptr, headers.data(), count, &body, &call);
   if (call.stream < 0) {
     // No stream can be begun on this connection any more: the call waits for the next one.
     call.stream = -1;
@@ -292,9 +297,15 @@ void GrpcChannel::connected() {
       {{NGHTTP2_SETTINGS_ENABLE_PUSH, 0}, {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, kWindowBytes}}};
   nghttp2_submit_settings(made, NGHTTP2_FLAG_NONE, settings.data(), settings.size());
   nghttp2_session_set_local_window_size(made, NGHTTP2_FLAG_NONE, 0, kWindowBytes);
+  if (tls_ != nullptr) {
+    const std::string host = address_.text.substr(0, address_.text.rfind(':'));
+    const bool brackets = host.starts_with('[');
+    socket_.start_tls(tls_, http2::TlsSession::Role::kClient,
+                      brackets ? host.substr(1, host.size() - 2) : host);
+  }
   state_ = State::kUp;
   pause_ = kFirstPause;
-  writes_ = false;
+  watched_ = EPOLLIN;
   loop_.change(socket_.descriptor(), EPOLLIN, *this);
   for (Call& call : active_) {
     if (call.stream < 0 && state_ == State::kUp) submit(call);
@@ -327,6 +338,7 @@ void GrpcChannel::on_ready(std::uint32_t events) {
     connected();
     return;
   }
+  if ((events & EPOLLOUT) != 0) socket_.push();
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
     receive();
   } else {
@@ -370,11 +382,10 @@ void GrpcChannel::send() {
     connection_lost();
     return;
   }
-  if (moved.blocked != writes_) {
-    writes_ = moved.blocked;
-    const std::uint32_t events = writes_ ? EPOLLIN | EPOLLOUT : EPOLLIN;
-    loop_.change(socket_.descriptor(), events, *this);
-  }
+  const std::uint32_t wanted = socket_.events(/*reads=*/true, moved.blocked);
+  if (wanted == watched_) return;
+  watched_ = wanted;
+  loop_.change(socket_.descriptor(), wanted, *this);
 }
 
 void GrpcChannel::watch_deadlines() {

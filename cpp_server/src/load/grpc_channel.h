@@ -1,9 +1,9 @@
 // A client's connection to a gRPC server, for unary calls of one method, on nghttp2.
 //
 // It speaks gRPC's protocol over HTTP/2 as published (length-prefixed messages, status from the
-// trailers, deadlines) and nothing that a load generator does not need: no TLS, no compression, no
-// metadata. A connection that is lost is made anew, after a pause that doubles up to a second;
-// calls that wait for one end with it in UNAVAILABLE where it cannot be had.
+// trailers, deadlines) and nothing that a load generator does not need: no compression, of metadata
+// a token alone. A connection that is lost is made anew, after a pause that doubles up to
+// a second; calls that wait for one end with it in UNAVAILABLE where it cannot be had.
 //
 // Contract: belongs to the loop's thread, once the loop runs. Calls are many at a time; every one
 // ends in one call of `finished`. `loop` and `caller` outlive the channel.
@@ -47,9 +47,11 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
     virtual void finished(const CallTag& tag, GrpcCode code, std::string_view answer) = 0;
   };
 
-  // `path` is the method's, such as "/predictor.Predictor/Predict". Every call has `timeout`.
-  GrpcChannel(http2::EventLoop& loop, const Address& address, std::string path, Duration timeout,
-              Caller& caller);
+  // `path` is the method's, such as "/predictor.Predictor/Predict". Every call has `timeout`, and
+  // the header `authorization` unless that is empty. Connections encrypt with `tls`, unless that is
+  // null.
+  GrpcChannel(http2::EventLoop& loop, const Address& address, std::string path,
+              std::string authorization, http2::TlsContext tls, Duration timeout, Caller& caller);
   ~GrpcChannel() override;
   GrpcChannel(const GrpcChannel&) = delete;
   GrpcChannel& operator=(const GrpcChannel&) = delete;
@@ -95,15 +97,17 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
   http2::EventLoop& loop_;
   const Address address_;
   const std::string path_;
+  const std::string authorization_;
+  const http2::TlsContext tls_;
   const std::string timeout_header_;
   const Duration timeout_;
   Caller& caller_;
   http2::EventLoop::Timer reconnect_;
   http2::EventLoop::Timer deadline_;
   State state_ = State::kDown;
-  bool reconnects_ = false;  // reconnect_ is scheduled
-  bool watches_ = false;     // deadline_ is scheduled
-  bool writes_ = false;      // the socket is watched for room
+  bool reconnects_ = false;    // reconnect_ is scheduled
+  bool watches_ = false;       // deadline_ is scheduled
+  std::uint32_t watched_ = 0;  // epoll's events
   Duration pause_;
   http2::Socket socket_;
   http2::SessionPointer session_;

@@ -46,6 +46,16 @@ Flag seconds_flag(const std::string& name, const std::string& help, tessera::Dur
           }};
 }
 
+// The header that shows the token of a file.
+std::string authorization_of(const std::string& path) {
+  std::ifstream file(path);
+  std::string token;
+  if (!(file >> token)) {
+    tessera::refuse_flag("token-file", "'" + path + "'", "give a file that holds a token");
+  }
+  return "Bearer " + token;
+}
+
 std::vector<Flag> flags(Settings& s) {
   using tessera::number_flag;
   return {
@@ -114,6 +124,17 @@ std::vector<Flag> flags(Settings& s) {
       number_flag("timeout-ms", "time limit of a request, milliseconds", s.timeout_ms, 1,
                   3'600'000),
       number_flag("seed", "seed of requests and arrivals", s.traffic.seed, 0),
+      {"tls-ca", "FILE",
+       "the authorities that the server's certificate is held against, in PEM (default: no TLS)",
+       [&](const std::string& value) { s.traffic.tls.ca = value; }},
+      {"tls-cert", "FILE",
+       "this client's certificate, in PEM, where the server asks for one (default: none)",
+       [&](const std::string& value) { s.traffic.tls.cert = value; }},
+      {"tls-key", "FILE", "the private key of --tls-cert, in PEM (default: none)",
+       [&](const std::string& value) { s.traffic.tls.key = value; }},
+      {"token-file", "FILE",
+       "a file whose first word is the token that each call shows (default: none)",
+       [&](const std::string& value) { s.traffic.authorization = authorization_of(value); }},
       {"csv", "FILE", "append a line of CSV to FILE, with a header where it is new",
        [&](const std::string& value) { s.csv = value; }},
       {"help", "", "print this and exit", [&](const std::string&) { s.help = true; }},
@@ -150,7 +171,22 @@ std::vector<std::string> drawn_requests(const Settings& settings) {
   return requests;
 }
 
+// Refuses files of TLS that are given without others that they need.
+void check_tls(const tessera::TlsFiles& tls) {
+  if (tls.cert.empty() != tls.key.empty()) {
+    const bool cert = tls.key.empty();
+    throw tessera::UsageError(tessera::text("--tls-", cert ? "cert" : "key",
+                                            " is given without --tls-", cert ? "key" : "cert",
+                                            "; give both"));
+  }
+  if (!tls.cert.empty() && tls.ca.empty()) {
+    throw tessera::UsageError(
+        "--tls-cert is given without --tls-ca; name the authority of the server's certificate");
+  }
+}
+
 int run(Settings& settings) {
+  check_tls(settings.traffic.tls);
   const bool drawn = settings.request_file.empty();
   const std::vector<std::string> requests =
       drawn ? drawn_requests(settings) : tessera::read_request_file(settings.request_file);

@@ -257,6 +257,33 @@ void add_connections(std::vector<MetricFamily>& page, const http2::Counters& cou
   }
 }
 
+// What guards the server has done; without figures where there is none.
+void add_security(std::vector<MetricFamily>& page, const SecurityMetrics& security) {
+  page.push_back(family("tessera_calls_refused_total",
+                        "Calls and requests that were refused for their token, by reason",
+                        MetricType::Counter));
+  if (security.tokens.watched) {
+    for (std::size_t i = 0; i < security.refused.size(); ++i) {
+      add(page.back(), with({}, "reason", kTokenRefusalNames[i]), value(security.refused[i]));
+    }
+  }
+  MetricFamily reloads =
+      family("tessera_secret_reloads_total",
+             "Changed files of tokens or certificates that were read again, by result",
+             MetricType::Counter);
+  for (const SecretReloads* one : {&security.tokens, &security.certificates}) {
+    if (!one->watched) continue;
+    const Labels labels = with({}, "files", one->files);
+    add(reloads, with(labels, "result", "taken"), value(one->taken));
+    add(reloads, with(labels, "result", "refused"), value(one->refused));
+  }
+  page.push_back(std::move(reloads));
+  page.push_back(family("tessera_certificate_end_seconds",
+                        "When the server's certificate ends, seconds since 1970",
+                        MetricType::Gauge));
+  if (security.certificates.watched) add(page.back(), {}, security.certificate_ends);
+}
+
 // Where the versions of repositories stand.
 void add_versions(std::vector<MetricFamily>& page, const std::vector<IndexEntry>& entries) {
   MetricFamily states =
@@ -317,11 +344,13 @@ void add_shadows(std::vector<MetricFamily>& page, const ShadowList::All& shadows
 }  // namespace
 
 MetricsPage::MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
-                         const http2::Counters& connections, std::string server_version)
+                         const http2::Counters& connections, const SecurityMetrics& security,
+                         std::string server_version)
     : models_(models),
       unresolved_(unresolved),
       log_(log),
       connections_(connections),
+      security_(security),
       server_version_(std::move(server_version)) {}
 
 std::string MetricsPage::render(const RepositoryControl* repository, ShadowList& shadows) const {
@@ -333,6 +362,7 @@ std::string MetricsPage::render(const RepositoryControl* repository, ShadowList&
   add_gauges(page, models, server_version_);
   add_commits(page, models);
   add_connections(page, connections_);
+  add_security(page, security_);
   const std::vector<IndexEntry> entries =
       repository == nullptr ? std::vector<IndexEntry>{} : repository->index();
   add_versions(page, entries);

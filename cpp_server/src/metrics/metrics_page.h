@@ -10,6 +10,7 @@
 #include "http2/limits.h"
 #include "metrics/model_list.h"
 #include "metrics/model_metrics.h"
+#include "metrics/security_metrics.h"
 #include "metrics/shadow_list.h"
 #include "repository/control.h"
 #include "server/log.h"
@@ -20,7 +21,8 @@ class MetricsPage {
  public:
   // `unresolved` counts requests that name no known model; it is shown only where it is not 0.
   MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
-              const http2::Counters& connections, std::string server_version);
+              const http2::Counters& connections, const SecurityMetrics& security,
+              std::string server_version);
 
   // Text format, version 0.0.4. `repository` may be null: there is none. `shadows` forgets those
   // whose versions it does not hold any more.
@@ -31,6 +33,7 @@ class MetricsPage {
   const ModelMetrics& unresolved_;
   const Log& log_;
   const http2::Counters& connections_;
+  const SecurityMetrics& security_;
   std::string server_version_;
 };
 

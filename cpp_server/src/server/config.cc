@@ -12,6 +12,7 @@
 #include "common/text.h"
 #include "package/format_rules.h"
 #include "server/connection_flags.h"
+#include "server/security_flags.h"
 
 namespace tessera {
 namespace {
@@ -240,9 +241,10 @@ std::vector<Flag> own_flags(ServerConfig& config) {
 
 std::vector<Flag> flags(ServerConfig& config) {
   std::vector<Flag> all = own_flags(config);
-  std::vector<Flag> of_connections = connection_flags(config.connections);
-  all.insert(all.end(), std::make_move_iterator(of_connections.begin()),
-             std::make_move_iterator(of_connections.end()));
+  for (std::vector<Flag> more : {security_flags(config), connection_flags(config.connections)}) {
+    all.insert(all.end(), std::make_move_iterator(more.begin()),
+               std::make_move_iterator(more.end()));
+  }
   return all;
 }
 
@@ -282,6 +284,7 @@ void check(const ServerConfig& config) {
     refuse_flag("public-key", config.public_keys.front(),
                 "nothing is checked against it; add --require-signature");
   }
+  check_security(config);
   // Written so that a NaN is refused.
   if (!(config.load_timeout_s > 0) || !(config.load_timeout_s <= kMaxLoadTimeoutS)) {
     refuse_flag("load-timeout-s", text(config.load_timeout_s),
@@ -346,7 +349,8 @@ std::string usage() {
       "lines go to stderr; the line with \"event\": \"ready\" names both ports.\n\n"
       "SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new\n"
       "calls get UNAVAILABLE, every accepted request is answered, exit status 0. A repeat within\n"
-      "a second is the same signal; a later one ends at once. SIGHUP changes nothing.\n\n"
+      "a second is the same signal; a later one ends at once. SIGHUP reads certificates, tokens\n"
+      "and the repository again.\n\n"
       "Every flag can also be a key of the file of --config, or a variable TESSERA_<FLAG>:\n"
       "docs/settings.md.\n\n"
       "Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests\n"

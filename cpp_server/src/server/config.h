@@ -62,6 +62,10 @@ struct ServerConfig {
   double load_timeout_s = kDefaultLoadTimeoutS;
   bool require_signature = false;
   std::vector<std::string> public_keys;  // PEM files
+  std::string auth_token_file;           // empty: callers need no token
+  std::string tls_cert;                  // PEM files; empty: connections are not encrypted
+  std::string tls_key;
+  std::string tls_client_ca;  // empty: clients need no certificate
   LogLevel log_level = LogLevel::kInfo;
   bool log_json = true;
   std::vector<std::string> ops_dirs;

@@ -68,7 +68,8 @@ Server::Server(const ServerConfig& config, const Log& log)
       admission_([this] { signal_waiter_.wake(); }),
       budget_(config.max_inflight_bytes),
       registry_(names_.names),
-      metrics_page_(counters_, unresolved_, log, connections_, kVersion),
+      security_(config, security_metrics_, clock_, log),
+      metrics_page_(counters_, unresolved_, log, connections_, security_metrics_, kVersion),
       status_page_(counters_, clock_),
       repository_(make_manager()),
       context_{registry_,
@@ -143,20 +144,26 @@ void Server::open() {
                       [most = static_cast<std::size_t>(config_.max_message_bytes)](
                           const std::string& path) {
                         return RestService::answers(path) ? most : kMaxBodyBytes;
-                      }},
+                      },
+                  .tls = security_.http_tls(),
+                  .refusal = [this](const HttpHead& head) { return security_.refusal(head); }},
       [this](const std::string& path) { return page(path); },
       [this](HttpRequest request, HttpDone done) {
         return post(std::move(request), std::move(done));
       },
       [this] {
         status_page_.tick();
+        security_.look();
         const std::int64_t unused = heap_.tick();
         if (unused > 0) log_.debug("heap_trimmed", {{"unused_bytes", unused}});
       },
       log_);
-  port_ = grpc_.start(
-      {.host = config_.host, .port = config_.port, .limits = connection_limits(config_)},
-      default_workers());
+  port_ = grpc_.start({.host = config_.host,
+                       .port = config_.port,
+                       .limits = connection_limits(config_),
+                       .gate = security_.gate(),
+                       .tls = security_.grpc_tls()},
+                      default_workers());
 }
 
 void Server::load() {
@@ -294,16 +301,16 @@ std::optional<int> Server::wait_for_stop(TimePoint until) {
     case SignalMeaning::kRepeat:
       log_.info("signal_repeated", {{"number", std::int64_t{*signal}}});
       return std::nullopt;
-    case SignalMeaning::kReload:
-      if (repository_ != nullptr) {
-        log_.info("reload", {{"number", std::int64_t{*signal}}});
-        repository_->rescan();
-        return std::nullopt;
-      }
-      log_.info("nothing_to_reload", {{"number", std::int64_t{*signal}}});
-      return std::nullopt;
+    case SignalMeaning::kReload: reload(*signal); return std::nullopt;
   }
   return std::nullopt;
+}
+
+void Server::reload(int signal) {
+  const bool any = repository_ != nullptr || security_.has_files();
+  log_.info(any ? "reload" : "nothing_to_reload", {{"number", std::int64_t{signal}}});
+  security_.read_again();
+  if (repository_ != nullptr) repository_->rescan();
 }
 
 int Server::run() {

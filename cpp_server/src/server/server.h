@@ -26,6 +26,7 @@
 #include "model/registry.h"
 #include "package/signature.h"
 #include "repository/manager.h"
+#include "security/security.h"
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
@@ -35,16 +36,16 @@ namespace tessera {
 
 class Server {
  public:
-  // Reads the trusted keys and every package's manifest. Throws PackageError, or UsageError when
-  // two models have the same name.
+  // Reads the trusted keys, the tokens and every package's manifest. Throws PackageError, or
+  // UsageError when two models have the same name or a file of secrets has to be changed.
   Server(const ServerConfig& config, const Log& log);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
   // Serves until SIGTERM or SIGINT, then drains, also where loads of the start are going on and
-  // some model answers already; another one a second later ends at once. SIGHUP is logged and
-  // changes nothing. Returns the exit status: 0 when every accepted request was
+  // some model answers already; another one a second later ends at once. SIGHUP reads the files of
+  // secrets and the repository again. Returns the exit status: 0 when every accepted request was
   // answered, else 1. Throws UsageError or PackageError when a port cannot be had or a package not
   // be served.
   int run();
@@ -71,6 +72,7 @@ class Server {
   LoadOptions load_options() const;
   std::unique_ptr<RepositoryManager> make_manager();
   std::optional<int> wait_for_stop(TimePoint until);
+  void reload(int signal);
   bool drain();
   void close();
 
@@ -87,6 +89,8 @@ class Server {
   ModelMetrics unresolved_{"", ""};
   Registry registry_;
   http2::Counters connections_;
+  SecurityMetrics security_metrics_;
+  Security security_;
   MetricsPage metrics_page_;
   mutable ShadowList shadows_;  // forgets, when it is shown, what has gone
   RecentRequests recent_;       // of models of repositories

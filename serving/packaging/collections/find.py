@@ -13,6 +13,7 @@ from tessera.serving.packaging.collections.packed import POOLED, UNPOOLED
 from tessera.serving.packaging.collections.quantized import QUANTIZED
 from tessera.serving.packaging.tables.quantize import FloatTable, SourceTable
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
+from tessera.training.modules.mc_modules import ManagedCollisionCollection
 
 KINDS: tuple[CollectionKind, ...] = (POOLED, UNPOOLED, *QUANTIZED)
 """The kinds of modules whose tables can be packaged; the first that fits a module counts.
@@ -91,6 +92,8 @@ def find_tables(module: nn.Module) -> FoundTables:
 
 def _holds_tables(part: nn.Module) -> bool:
     """Whether it is a collection of another kind, and not one around a plain collection."""
+    if isinstance(part, ManagedCollisionCollection):  # it holds maps of ids
+        return False
     if not (hasattr(part, "embedding_bag_configs") or hasattr(part, "embedding_configs")):
         return False
     return all(kind_of(inner) is None for inner in part.modules())

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
+from tessera.training.modules.mc_modules import ManagedCollisionCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.transforms.preprocessor import Preprocessor
 
@@ -66,6 +67,17 @@ def vocabulary_features(module: nn.Module) -> dict[str, UsedVocabulary]:
                     used = UsedVocabulary(names.index(column.vocabulary), ids)
                     found.setdefault(column.name, used)
     return found
+
+
+def mapped_features(module: nn.Module) -> set[str]:
+    """The features whose ids the module's managed collision modules map to rows."""
+    return {
+        name
+        for part in module.modules()
+        if isinstance(part, ManagedCollisionCollection)
+        for table in part.embedding_configs()
+        for name in table.feature_names
+    }
 
 
 class HashedIds(TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""The gRPC front: the only file that knows gRPC.
+"""The gRPC front: with `token_gate` and `worker_calls` the only file that knows gRPC.
 
 Handlers take and give bytes, so that a message that cannot be parsed gets our status rather
 than gRPC's, and so that parsing and writing are measured as stages.
@@ -30,9 +30,11 @@ from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import WINDOW_BYTES, MessageReceiver
 from tessera.serving.server.front.predict_service import PredictService
 from tessera.serving.server.front.repository_methods import RepositoryMethods
+from tessera.serving.server.front.token_gate import TokenGate
 from tessera.serving.server.front.unpacking import unpack, unpacked
 from tessera.serving.server.front.wire_protocol import InferProtocol, PredictProtocol, WireProtocol
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
+from tessera.serving.server.security.security import Security
 
 _STATUS = {
     Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -43,6 +45,7 @@ _STATUS = {
     Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Code.INTERNAL: grpc.StatusCode.INTERNAL,
     Code.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
 }
 
 _PREDICTOR = pb.DESCRIPTOR.services_by_name["Predictor"].full_name
@@ -74,6 +77,9 @@ _SETTINGS_MS = 5_000
 _AGE_GRACE_MS = 30_000
 """What a new client may take to acknowledge the server's settings before its connection ends."""
 
+_HANDSHAKE_MS = 10_000
+"""What a new connection may take until TLS is agreed upon."""
+
 _KEEPALIVE_MS = 5_000
 """A connection that has been silent so long is pinged, and ends 20 s later if there is no answer."""
 
@@ -91,9 +97,11 @@ class GrpcFront:
         health: answers Check and Watch.
         budget: of the bytes that calls hold.
         receiver: bounds the messages that are being received.
+        security: who may call.
         max_message_bytes: largest request or response.
         max_connection_age_s: how old a connection may become, in seconds; 0: any age.
         shares_port: whether other processes of the same server listen on the same port.
+        own_address: where this server's own processes ask, without TLS, as gRPC writes it; empty: nowhere else.
     """
 
     def __init__(
@@ -105,10 +113,14 @@ class GrpcFront:
         health: HealthService,
         budget: ByteBudget,
         receiver: MessageReceiver,
+        security: Security,
         max_message_bytes: int,
         max_connection_age_s: int,
         shares_port: bool,
+        own_address: str = "",
     ) -> None:
+        self._certificates = security.certificates
+        self._own_address = own_address
         self._predict_service = predict_service
         self._metadata = metadata
         self._repository = repository
@@ -117,7 +129,9 @@ class GrpcFront:
         self._max_message_bytes = max_message_bytes
         self._health = health
         self._port = 0
+        gates = [] if security.authorizer is None else [TokenGate(security.authorizer)]
         self._server = grpc.aio.server(
+            interceptors=gates,
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
@@ -135,6 +149,7 @@ class GrpcFront:
                 ("grpc.compression_enabled_algorithms_bitset", _ENCODINGS),
                 # Until a client has acknowledged our limits, gRPC lets it send headers of 16 MiB a call.
                 ("grpc.http2.settings_timeout", _SETTINGS_MS),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                 *_ages(max_connection_age_s),
                 # gRPC may stop reading a connection until it has something to write to it, and does not
                 # see that it was aborted meanwhile; a ping is something to write.
@@ -146,7 +161,7 @@ class GrpcFront:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
                 ("grpc.http2.max_ping_strikes", 0),
-            ]
+            ],
         )
         self._server.add_generic_rpc_handlers(
             (
@@ -193,7 +208,11 @@ class GrpcFront:
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(address)
+            if self._certificates is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                credentials = self._certificates.grpc_credentials()
+                bound = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             bound = 0
         if bound == 0:
@@ -201,6 +220,8 @@ class GrpcFront:
                 f"the gRPC address {address} cannot be listened on: another program has the port "
                 "or the host is not this machine's; choose another --port or --host"
             )
+        if self._own_address:
+            self._server.add_insecure_port(self._own_address)
         await self._server.start()
         self._port = bound
         return bound

@@ -3,7 +3,8 @@
 A connection that has no complete request (it is idle, or slow) can be closed at any time in favour of a
 new one, so a probe is answered however many others hold connections open.
 
-What a connection says costs nothing before its first byte: only then is it given a protocol.
+What a connection says costs nothing before its first byte: only then is it given a protocol.  With TLS its handshake is
+part of that, and counts among the connections.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import errno
 import math
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -98,6 +100,7 @@ class HttpConnections:
         max_connections: the most at a time.
         log: told when no connection can be accepted.
         times: see `HttpTimes`.
+        tls: gives what a new connection encrypts with; None: it does not.
 
     Attributes:
         read_buffer: what has been read of the connection that is being looked at.
@@ -110,7 +113,10 @@ class HttpConnections:
         max_connections: int,
         log: Any,
         times: HttpTimes | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
+        self._tls = tls
+        self._handshakes: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
         self._make_protocol = make_protocol
         self._max_connections = max_connections
         self._log = log
@@ -137,6 +143,8 @@ class HttpConnections:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        for shaking in list(self._handshakes):
+            shaking.cancel()
         for listener in self._listeners:
             listener.close()
         for transport in list(self._held):
@@ -162,8 +170,27 @@ class HttpConnections:
                     await asyncio.sleep(_RETRY_S)
                 continue
             self._starved = False
-            with contextlib.suppress(OSError):  # it has gone again
-                await loop.connect_accepted_socket(lambda: _Connection(self), client)
+            if self._tls is None:
+                with contextlib.suppress(OSError):  # it has gone again
+                    await loop.connect_accepted_socket(lambda: _Connection(self), client)
+                continue
+            while self._handshakes and self._count() >= self._max_connections:
+                self._make_room()
+            shaking = loop.create_task(self._shake_hands(client, self._tls()))
+            self._handshakes[shaking] = time.monotonic()
+            shaking.add_done_callback(lambda task: self._handshakes.pop(task, None))
+
+    async def _shake_hands(self, client: socket.socket, tls: ssl.SSLContext) -> None:
+        with contextlib.suppress(OSError):  # it has gone again, or TLS was not agreed upon
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Connection(self),
+                client,
+                ssl=tls,
+                ssl_handshake_timeout=self._times.first_byte_s,
+            )
+
+    def _count(self) -> int:
+        return len(self._held) + len(self._handshakes)
 
     def _tell_starved(self, error: OSError) -> None:
         if not self._starved:
@@ -177,7 +204,13 @@ class HttpConnections:
             for transport, connection in self._held.items()
             if connection.state not in {_State.ANSWERING, _State.AT_WORK}
         )
-        victim = next(unfinished, None) or next(iter(self._held), None)
+        victim = next(unfinished, None)
+        shaking, since = next(iter(self._handshakes.items()), (None, math.inf))
+        if shaking is not None and (victim is None or since < self._held[victim].began):
+            del self._handshakes[shaking]
+            shaking.cancel()
+            return
+        victim = victim or next(iter(self._held), None)
         if victim is not None:
             self._close(victim)
 
@@ -226,13 +259,14 @@ class HttpConnections:
 class _Connection(asyncio.BufferedProtocol):
     """Stands before the protocol that speaks HTTP and knows what state the connection is in."""
 
-    __slots__ = ("_inner", "_owner", "_transport", "since", "state")
+    __slots__ = ("_inner", "_owner", "_transport", "began", "since", "state")
 
     def __init__(self, owner: HttpConnections) -> None:
         self._owner = owner
         self._inner: asyncio.Protocol | None = None
         self._transport: asyncio.Transport | None = None
         self.enter(_State.NEW)
+        self.began = self.since
 
     def enter(self, state: _State) -> None:
         """Be in ``state`` from now on."""
@@ -243,8 +277,9 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._owner.admit(self._transport, self)
 
-    def get_buffer(self, _sizehint: int) -> bytearray:
-        return self._owner.read_buffer
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        # TLS fills slices of it.
+        return memoryview(self._owner.read_buffer)
 
     def buffer_updated(self, count: int) -> None:
         assert self._transport is not None

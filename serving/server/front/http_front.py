@@ -33,8 +33,10 @@ from tessera.serving.server.front.rest_handlers import RestHandlers
 from tessera.serving.server.front.rest_infer import RestInfer
 from tessera.serving.server.front.rest_pages import KserveCalls, RestPages
 from tessera.serving.server.front.status_page import StatusPage
+from tessera.serving.server.front.token_gate import refused_page
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.security.security import Security
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SNAPSHOT_SECONDS = 1.0
@@ -55,6 +57,7 @@ class HttpFront:
         calls: answers what REST asks with GET.
         infer: answers what it asks for scores.
         repository: answers ``POST /v2/repository/...``; None: these are not there.
+        security: who may ask.
         max_connections: the most connections at a time.
         log: where trouble with connections goes.
     """
@@ -67,6 +70,7 @@ class HttpFront:
         state: Callable[[], str],
         calls: KserveCalls,
         infer: RestInfer,
+        security: Security,
         max_connections: int,
         log: Any,
         repository: RepositoryMethods | None = None,
@@ -75,6 +79,7 @@ class HttpFront:
         self._repository = repository
         self._rest = RestHandlers(RestPages(calls, state), infer, state, self._tell)
         self._refresh = refresh
+        self._security = security
         self._max_connections = max_connections
         self._log = log
         self._connections: HttpConnections | None = None
@@ -130,7 +135,10 @@ class HttpFront:
         await self._runner.setup()
         assert self._runner.server is not None
         self._connections = HttpConnections(
-            self._runner.server, max_connections=self._max_connections, log=self._log
+            self._runner.server,
+            max_connections=self._max_connections,
+            log=self._log,
+            tls=self._security.http_tls(),
         )
         self._connections.accept_from(listeners)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
@@ -162,7 +170,7 @@ class HttpFront:
         assert self._connections is not None
         if request.method != "POST":
             self._connections.request_came(request.transport)
-        return await handler(request)
+        return refused_page(self._security.authorizer, request) or await handler(request)
 
     def _tell(self, request: web.Request, at_work: bool) -> None:  # noqa: FBT001 - see RestHandlers
         assert self._connections is not None

@@ -8,6 +8,7 @@ from tessera.serving.server.errors import Code, ServeError, TooLargeError
 
 _HTTP_STATUS = {
     Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
     Code.NOT_FOUND: 404,
     Code.FAILED_PRECONDITION: 400,
     Code.RESOURCE_EXHAUSTED: 429,

@@ -1,11 +1,13 @@
 """The KServe protocol's calls from the process that has the HTTP port to those that have the models.
 
-With ``--processes`` the workers listen on the gRPC port alone, so REST asks them there, over connections of this machine.
+With ``--processes`` the workers listen on the gRPC port alone, so REST asks them there, over connections of this machine;
+where that port is encrypted, on sockets of their own in a folder that nobody else can enter.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +19,7 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.rest_infer import Receive, RestCall
+from tessera.serving.server.security.security import Shared
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _EVERY_INTERFACE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - not listened on
@@ -29,13 +32,22 @@ class WorkerCalls:
 
     Args:
         config: of the whole server, with the ports that were found.
+        shared: what this process and the workers have in common.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, shared: Shared) -> None:
+        # Whoever asks this process has shown a token of its own.
+        self._authorization: Metadata = (
+            (("authorization", f"Bearer {shared.own_token}"),) if shared.own_token else ()
+        )
         host = f"[{config.host}]" if ":" in config.host else config.host
-        self._address = f"{_EVERY_INTERFACE.get(config.host, host)}:{config.port}"
+        self._addresses = (
+            [shared.address_of(worker) for worker in range(config.processes)]
+            if shared.folder
+            else [f"{_EVERY_INTERFACE.get(config.host, host)}:{config.port}"]
+        )
         self._most_bytes = config.max_message_bytes
-        self._channel: grpc.aio.Channel | None = None
+        self._channels: Iterator[grpc.aio.Channel] | None = None
 
     async def tell(self, request: Message) -> Any:
         """The response to ``request``.
@@ -57,17 +69,18 @@ class WorkerCalls:
 
     async def _ask(self, method: str, content: bytes, metadata: Metadata = ()) -> bytes:
         # Made when it is needed: inside the event loop, and never before a fork.
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(
-                self._address,
-                options=[
-                    ("grpc.max_receive_message_length", self._most_bytes),
-                    ("grpc.max_send_message_length", self._most_bytes),
-                ],
+        if self._channels is None:
+            options = [
+                (f"grpc.max_{way}_message_length", self._most_bytes) for way in ("receive", "send")
+            ]
+            self._channels = itertools.cycle(
+                [grpc.aio.insecure_channel(address, options) for address in self._addresses]
             )
-        call: Any = self._channel.unary_unary  # without serializers, which its stubs ask for
+        call: Any = next(self._channels).unary_unary  # without serializers, which its stubs ask for
         try:
-            answer: bytes = await call(_SERVICE + method)(content, metadata=metadata)
+            answer: bytes = await call(_SERVICE + method)(
+                content, metadata=(*metadata, *self._authorization)
+            )
         except grpc.aio.AioRpcError as error:
             code = _CODES.get(error.code().name, Code.INTERNAL)
             raise ServeError(code, error.details() or code.value) from None

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.metrics.security_metrics import SecurityMetrics
 from tessera.serving.server.metrics.version_metrics import VersionMetrics
 
 _MODEL = ("model", "version")
@@ -31,6 +32,7 @@ class MetricsCollector(Collector):
         models: the models, in the order in which they are served.
         unresolved: requests that named no known model; its labels are empty.
         versions: the metrics of repositories.
+        security: those of tokens and certificates.
     """
 
     def __init__(self, server_version: str, dropped_log_lines: Callable[[], int]) -> None:
@@ -39,6 +41,7 @@ class MetricsCollector(Collector):
         self.models: list[ModelMetrics] = []
         self.unresolved = ModelMetrics("", "")
         self.versions = VersionMetrics()
+        self.security = SecurityMetrics()
 
     def collect(self) -> Iterator[Metric]:
         """The families, as `prometheus_client` asks for them."""
@@ -46,6 +49,7 @@ class MetricsCollector(Collector):
         yield from self._histograms()
         yield from self._gauges()
         yield from self.versions.collect()
+        yield from self.security.collect()
 
     def _counters(self) -> Iterator[Metric]:
         requests = _counter("tessera_requests", "Requests by how they ended", "code")
@@ -196,6 +200,11 @@ class MetricsPage:
     def versions(self) -> VersionMetrics:
         """The metrics of repositories."""
         return self._collector.versions
+
+    @property
+    def security(self) -> SecurityMetrics:
+        """The metrics of tokens and certificates."""
+        return self._collector.security
 
     def add(self, model: ModelMetrics) -> None:
         """Show ``model`` from now on."""

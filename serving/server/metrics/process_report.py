@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from tessera.serving.server.metrics.feature_counts import CountedFeatures
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
+from tessera.serving.server.metrics.security_metrics import SecurityMetrics, add_counts
 
 Report = dict[str, Any]
 
@@ -53,6 +54,8 @@ class ProcessReporter:
         for model in (*page.models, page.unresolved):
             if past:
                 model.add(past["models"][model.model]["counted"])
+        if past:
+            add_counts(page.security.refused, past["refused_calls"])
 
     def report(self) -> bytes:
         """The report, as JSON."""
@@ -66,6 +69,7 @@ class ProcessReporter:
                 "virtual_bytes": _statm(0),
                 "open_fds": _open_fds(),
                 "dropped_log_lines": self._past_dropped + self._page.dropped_log_lines(),
+                "refused_calls": self._page.security.refused,
                 "models": {
                     model.model: {"counted": model.counted(), "now": _gauges(model)}
                     for model in models
@@ -88,18 +92,24 @@ class ProcessTotals(Collector):
         self._began = time.time()
 
     def take(
-        self, models: Sequence[ModelMetrics], contents: Sequence[bytes], restarts: int
+        self,
+        models: Sequence[ModelMetrics],
+        security: SecurityMetrics,
+        contents: Sequence[bytes],
+        restarts: int,
     ) -> None:
         """Replace what was told before.
 
         Args:
             models: a page's models, and what it has for requests of no model; filled.
+            security: the page's metrics of tokens; filled.
             contents: of each process the last report; empty of one that has not told any.
             restarts: processes that took the place of others.
         """
         self._reports = [json.loads(content) for content in contents if content]
         self._restarts = restarts
         self.dropped_log_lines = sum(report["dropped_log_lines"] for report in self._reports)
+        security.take_others([report["refused_calls"] for report in self._reports])
         for model in models:
             reports = [report["models"][model.model] for report in self._reports]
             model.reset()

@@ -25,6 +25,7 @@ from tessera.serving.server.metrics.feature_counts import CountedFeatures
 from tessera.serving.server.metrics.metrics_page import MetricsCollector
 from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
 from tessera.serving.server.metrics.process_report import ProcessTotals
+from tessera.serving.server.metrics.security_metrics import SecurityMetrics
 from tessera.serving.server.metrics.version_metrics import ShadowResult
 from tessera.serving.server.repository.model_versions import IndexRow
 
@@ -36,7 +37,7 @@ BOTH, CPP, PROCESSES = "both", "`tessera-server`", "`tessera serve --processes`"
 _CPP_PAGE = ROOT / "cpp_server" / "src" / "metrics" / "metrics_page.cc"
 _CPP_LIMITS = ROOT / "cpp_server" / "src" / "http2" / "limits.h"
 
-_WORDS = ("code", "reason", "stage", "result", "state")
+_WORDS = ("code", "reason", "stage", "result", "state", "files")
 """Labels whose values are words of the servers' own."""
 
 _LABELS = {
@@ -56,6 +57,7 @@ _SECTIONS = (
     ("Calls", r"tessera_(requests|rejected|request_duration|stage_duration)_"),
     ("Queue and batches", r"tessera_(queue|batch|inflight)"),
     ("Ids and values", r"tessera_(ids|out_of_range|feature)_"),
+    ("Tokens and certificates", r"tessera_(calls_refused|secret|certificate)_"),
     ("Commits", r"tessera_(model_commit$|freshness|commit)"),
     ("Models", r"tessera_(model|shadow|device_memory)_"),
     ("The server", r"tessera_(build|connections|streams|log|worker)|process_"),
@@ -102,7 +104,7 @@ def families() -> list[Family]:
     ours += [_family(metric) for metric in ProcessCollector(registry=None).collect()]
     known = {family.name for family in ours}
     totals = ProcessTotals()
-    totals.take([], [], 0)
+    totals.take([], SecurityMetrics(), [], 0)
     of_processes = [_family(metric, PROCESSES) for metric in totals.collect()]
     ours += [family for family in of_processes if family.name not in known]
     known = {family.name for family in ours}
@@ -144,6 +146,8 @@ def _everything_counted() -> MetricsCollector:
     model.inflight_by_device = {"cpu": lambda: 0}
     model.memory_bytes = {("cpu", "tables"): lambda: 0}
     collector.models.append(model)
+    for files in ("tokens", "certificates"):
+        collector.security.watch(files)
     versions = collector.versions
     # Of a version that follows its log and is being loaded, everything is shown.
     row = IndexRow(

@@ -214,4 +214,5 @@ class EmbeddingCollectionSharder(
         use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
+        self.use_index_dedup = use_index_dedup
         self._more = (use_index_dedup,)

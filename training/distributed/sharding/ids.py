@@ -44,6 +44,7 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
         device: of the ids.
         is_sequence: keep where each id went, in ``unbucketize_permute_tensor``.
         need_pos: send each id's place in its bag as its weight.
+        keep_original_indices: send ids as they are; otherwise as rows of the receiver's block.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
         *,
         is_sequence: bool = False,
         need_pos: bool = False,
+        keep_original_indices: bool = False,
     ) -> None:
         super().__init__()
+        self._keeps = keep_original_indices
         self._count = len(row_bounds[0]) - 1 if row_bounds else 1
         blocks = [max(bounds[1], 1) for bounds in row_bounds]
         even = all(
@@ -103,6 +106,7 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
             output_permute=self._is_sequence,
             bucketize_pos=self._need_pos and sparse_features.weights_or_none() is None,
             block_bucketize_row_pos=self._bounds,
+            keep_original_indices=self._keeps,
         )
         if self._order is not None:
             if places is not None:

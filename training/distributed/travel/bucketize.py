@@ -19,6 +19,7 @@ def bucketize_kjt_before_all2all(  # noqa: PLR0917 - the signature TorchRec user
     output_permute: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
     bucketize_pos: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
     block_bucketize_row_pos: list[Tensor] | None = None,
+    keep_original_indices: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
 ) -> tuple[KeyedJaggedTensor, Tensor | None]:
     """Sort the ids into buckets; within a bucket they keep their order.
 
@@ -32,6 +33,8 @@ def bucketize_kjt_before_all2all(  # noqa: PLR0917 - the signature TorchRec user
             instead of the ids' weights.
         block_bucketize_row_pos: for blocks of different sizes, per feature ``[W + 1]`` bounds;
             they take the place of ``block_sizes``.
+        keep_original_indices: whether ids stay as they are in their buckets; those outside of all
+            blocks go to any bucket, always to the same.
 
     Returns:
         The ids with ``W * F`` keys, bucket by bucket, and ``[N]`` int64: the place in the result
@@ -73,6 +76,7 @@ def bucketize_kjt_before_all2all(  # noqa: PLR0917 - the signature TorchRec user
                     if block_bucketize_row_pos is None
                     else [bounds.to(ids.dtype) for bounds in block_bucketize_row_pos]
                 ),
+                keep_orig_idx=keep_original_indices,
             )
         )
     sorted_ids = KeyedJaggedTensor(

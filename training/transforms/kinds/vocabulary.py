@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from tessera.training import field_checks as check
 from tessera.training.modules.hashing import fmix64
+from tessera.training.modules.id_search import find
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-from tessera.training.transforms.ids import find, seeds
+from tessera.training.transforms.ids import seeds
 from tessera.training.transforms.transform import IdTransform, transform
 
 MAX_COUNTED = 1 << 24

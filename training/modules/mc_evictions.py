@@ -1,0 +1,370 @@
+"""Which ids a managed collision module keeps: eviction policies and thresholds for new ids.
+
+A policy scores the ids that have rows and the new ids of the last batches, and the highest scores get
+the rows.  A filter decides which of the new ids are counted at all.
+
+Shapes: ``U`` different new ids, sorted; ``H`` ids in the history, in the order in which they came; ``K`` ids that
+can have a row of their own; ``M`` of the ``U`` ids have one already.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ThresholdFilter = Callable[[Tensor], tuple[Tensor, float | Tensor]]
+"""From the counts ``[U]`` to which of these ids are counted, ``[U]`` bool, and the threshold."""
+
+
+def dynamic_threshold_filter(
+    id_counts: Tensor, threshold_skew_multiplier: float = 10.0
+) -> tuple[Tensor, Tensor]:
+    """Keep the ids that came more often than a multiple of the mean count.
+
+    Args:
+        id_counts: ``[U]`` how often each id came.
+        threshold_skew_multiplier: the multiple.
+
+    Returns:
+        ``[U]`` bool, and the threshold: the multiple times the mean of ``id_counts``.
+    """
+    threshold = id_counts.sum() / max(id_counts.numel(), 1) * threshold_skew_multiplier
+    return id_counts > threshold, threshold
+
+
+def average_threshold_filter(id_counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep the ids that came more often than the mean; as `dynamic_threshold_filter` with multiple 1."""
+    return dynamic_threshold_filter(id_counts, 1.0)
+
+
+def probabilistic_threshold_filter(
+    id_counts: Tensor, per_id_probability: float = 0.01
+) -> tuple[Tensor, Tensor]:
+    """Keep an id with a chance that grows with its count, as if each occurrence were a draw of its own.
+
+    Args:
+        id_counts: ``[U]`` how often each id came.
+        per_id_probability: the chance that one occurrence lets its id in.
+
+    Returns:
+        ``[U]`` bool, and ``[U]`` float32 uniform numbers: an id is kept where its chance
+        ``1 - (1 - per_id_probability) ** count`` is greater.
+    """
+    chances = 1 - torch.pow(1 - per_id_probability, id_counts)
+    thresholds = torch.rand(id_counts.size(), device=id_counts.device)
+    return chances > thresholds, thresholds
+
+
+class MCHEvictionPolicyMetadataInfo(NamedTuple):
+    """What a policy remembers of ids.
+
+    Attributes:
+        metadata_name: the buffer's name without ``_mch_`` or ``_history_``.
+        is_mch_metadata: whether a number is kept for each id that has a row.
+        is_history_metadata: whether a number is kept for each id in the history.
+    """
+
+    metadata_name: str
+    is_mch_metadata: bool
+    is_history_metadata: bool
+
+
+class MCHEvictionPolicy(ABC):
+    """Decides which ids get a module's rows.
+
+    Args:
+        metadata_info: what it remembers of ids.
+        threshold_filtering_func: which of the new ids are counted; None: all.
+    """
+
+    def __init__(
+        self,
+        metadata_info: list[MCHEvictionPolicyMetadataInfo],
+        threshold_filtering_func: ThresholdFilter | None = None,
+    ) -> None:
+        self._metadata_info = metadata_info
+        self._threshold_filtering_func = threshold_filtering_func
+
+    @property
+    @abstractmethod
+    def metadata_info(self) -> list[MCHEvictionPolicyMetadataInfo]:
+        """What the policy remembers of ids."""
+
+    @abstractmethod
+    def record_history_metadata(
+        self, current_iter: int, incoming_ids: Tensor, history_metadata: dict[str, Tensor]
+    ) -> None:
+        """Write what is remembered of the ids of one batch.
+
+        Args:
+            current_iter: the number of the training step, from 1.
+            incoming_ids: ``[N]`` int64.
+            history_metadata: by name ``[N]`` int64, filled here.
+        """
+
+    @abstractmethod
+    def coalesce_history_metadata(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        current_iter: int,
+        history_metadata: dict[str, Tensor],
+        unique_ids_counts: Tensor,
+        unique_inverse_mapping: Tensor,
+        additional_ids: Tensor | None = None,
+        threshold_mask: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """One number for each different id, of those for each id.
+
+        Args:
+            current_iter: the number of the training step.
+            history_metadata: by name, ``[H]``.
+            unique_ids_counts: ``[V]`` how often each different id came.
+            unique_inverse_mapping: ``[H]``, and those of ``additional_ids`` behind them: the place of
+                each id among the different ones.
+            additional_ids: ids beside the history, which count as of this step.
+            threshold_mask: ``[V]`` bool, which ids are counted; None: all.
+
+        Returns:
+            By name ``[U]``, of the ids that are counted.
+        """
+
+    @abstractmethod
+    def update_metadata_and_generate_eviction_scores(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        current_iter: int,
+        mch_size: int,
+        coalesced_history_argsort_mapping: Tensor,
+        coalesced_history_sorted_unique_ids_counts: Tensor,
+        coalesced_history_mch_matching_elements_mask: Tensor,
+        coalesced_history_mch_matching_indices: Tensor,
+        mch_metadata: dict[str, Tensor],
+        coalesced_history_metadata: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Count the new ids, and choose which of them get the places of which known ones.
+
+        Args:
+            current_iter: the number of the training step.
+            mch_size: ``K``.
+            coalesced_history_argsort_mapping: ``[U]``, the order that sorts the ids.
+            coalesced_history_sorted_unique_ids_counts: ``[U]`` int64, in the sorted order.
+            coalesced_history_mch_matching_elements_mask: ``[U]`` bool, whether the id has a row.
+            coalesced_history_mch_matching_indices: ``[M]`` the places of those.
+            mch_metadata: by name ``[K]`` int64, changed in place: the numbers of ids that have
+                a row, and those of new ids in the places that they get.
+            coalesced_history_metadata: by name ``[U]``, in the order before sorting.
+
+        Returns:
+            ``[E]`` places to give up, and ``[E]`` which of the ``U`` sorted ids get them.
+        """
+
+
+class _ScoringPolicy(MCHEvictionPolicy):
+    """Remembers how often ids came, when they came last, or both; a subclass scores them by that.
+
+    The ids with the highest scores get the rows; of equal ones those that have a row, by
+    place, then new ones, the more frequent before the smaller ids.
+    """
+
+    _names: tuple[str, ...]
+
+    def __init__(self, threshold_filtering_func: ThresholdFilter | None = None) -> None:
+        info = [
+            MCHEvictionPolicyMetadataInfo(
+                name, is_mch_metadata=True, is_history_metadata=in_history
+            )
+            for name, in_history in (("counts", False), ("last_access_iter", True))
+            if name in self._names
+        ]
+        super().__init__(info, threshold_filtering_func)
+
+    @property
+    def metadata_info(self) -> list[MCHEvictionPolicyMetadataInfo]:
+        """What the policy remembers of ids."""
+        return self._metadata_info
+
+    def record_history_metadata(
+        self, current_iter: int, incoming_ids: Tensor, history_metadata: dict[str, Tensor]
+    ) -> None:
+        """Write the step of the batch beside each of its ids, where the policy remembers that."""
+        del incoming_ids
+        if "last_access_iter" in history_metadata:
+            history_metadata["last_access_iter"].fill_(current_iter)
+
+    def coalesce_history_metadata(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        current_iter: int,
+        history_metadata: dict[str, Tensor],
+        unique_ids_counts: Tensor,
+        unique_inverse_mapping: Tensor,
+        additional_ids: Tensor | None = None,
+        threshold_mask: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The last step in which each different id came, where the policy remembers that."""
+        if "last_access_iter" not in history_metadata:
+            return {}
+        steps = history_metadata["last_access_iter"]
+        if additional_ids is not None:
+            steps = torch.cat([steps, torch.full_like(additional_ids, current_iter)])
+        last = torch.zeros_like(unique_ids_counts, dtype=torch.int64)
+        last.scatter_reduce_(0, unique_inverse_mapping, steps, "amax")
+        return {"last_access_iter": last if threshold_mask is None else last[threshold_mask]}
+
+    @abstractmethod
+    def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
+        """One number for each id, of what is remembered of it: the higher, the longer it stays."""
+
+    def update_metadata_and_generate_eviction_scores(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        current_iter: int,
+        mch_size: int,
+        coalesced_history_argsort_mapping: Tensor,
+        coalesced_history_sorted_unique_ids_counts: Tensor,
+        coalesced_history_mch_matching_elements_mask: Tensor,
+        coalesced_history_mch_matching_indices: Tensor,
+        mch_metadata: dict[str, Tensor],
+        coalesced_history_metadata: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Count the new ids, and give the rows to the ids with the highest scores.
+
+        Arguments and results are those of `MCHEvictionPolicy`.
+        """
+        del mch_size  # as long as the tensors
+        known = coalesced_history_mch_matching_elements_mask
+        places = coalesced_history_mch_matching_indices
+        fresh = {
+            name: values[coalesced_history_argsort_mapping]
+            for name, values in coalesced_history_metadata.items()
+        }
+        if "counts" in self._names:
+            fresh["counts"] = coalesced_history_sorted_unique_ids_counts
+            mch_metadata["counts"][places] += fresh["counts"][known]
+        if "last_access_iter" in self._names:
+            mch_metadata["last_access_iter"][places] = fresh["last_access_iter"][known]
+        candidates = (~known).nonzero().squeeze(1)
+        counts = coalesced_history_sorted_unique_ids_counts[candidates]
+        candidates = candidates[counts.argsort(descending=True, stable=True)]
+        scores_K = self._scores(current_iter, mch_metadata)
+        scores_N = self._scores(current_iter, {k: v[candidates] for k, v in fresh.items()})
+        places_E, chosen_E = exchanged(scores_K, scores_N)
+        chosen_E = candidates[chosen_E]
+        for name in self._names:
+            mch_metadata[name][places_E] = fresh[name][chosen_E]
+        return places_E, chosen_E
+
+
+def exchanged(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of ``K`` that have a place give it up to which of ``N`` that have none.
+
+    As many of all ``K + N`` as there are places keep or get one: those with the highest scores; of
+    equal scores the ``K`` before the ``N``, and the lower index first.
+
+    Returns:
+        ``[E]`` indices among the ``K`` and ``[E]`` among the ``N``, both in that order.
+    """
+    most = min(scores_K.numel(), scores_N.numel())
+    low_K = torch.topk(scores_K, most, largest=False).values
+    high_N = torch.topk(scores_N, most).values
+    count = int((high_N > low_K).sum())  # in this order the differences only fall
+    return (
+        _extreme(scores_K, low_K, count, lowest=True),
+        _extreme(scores_N, high_N, count, lowest=False),
+    )
+
+
+def _extreme(scores: Tensor, ordered: Tensor, count: int, *, lowest: bool) -> Tensor:
+    """``[count]`` indices of the lowest scores (of equal ones the last) or the highest (the first).
+
+    They come by falling score, equal ones by index.  ``ordered`` are the most extreme scores, at least
+    ``count`` of them, the most extreme first.
+    """
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=scores.device)
+    bound = ordered[count - 1]
+    beyond = ((scores < bound) if lowest else (scores > bound)).nonzero().squeeze(1)
+    equal = (scores == bound).nonzero().squeeze(1)
+    left = count - beyond.numel()
+    found = torch.cat([beyond, equal[-left:] if lowest else equal[:left]]).sort().values
+    return found[scores[found].argsort(descending=True, stable=True)]
+
+
+class LFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know
+    """Keeps the ids that came most often (least frequently used ones go).
+
+    Args:
+        threshold_filtering_func: which of the new ids are counted; None: all.
+    """
+
+    _names = ("counts",)
+
+    def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
+        del current_iter
+        return metadata["counts"]
+
+
+class LRU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know
+    """Keeps the ids that came last (least recently used ones go).
+
+    Args:
+        decay_exponent: of a score ``1 / (steps since the last + 1) ** decay_exponent``; the order in which
+            ids go is the same for all positive values.
+        threshold_filtering_func: which of the new ids are counted; None: all.
+
+    Raises:
+        ValueError: ``decay_exponent`` is not positive.
+    """
+
+    _names = ("last_access_iter",)
+
+    def __init__(
+        self,
+        decay_exponent: float = 1.0,
+        threshold_filtering_func: ThresholdFilter | None = None,
+    ) -> None:
+        check_decay(decay_exponent)
+        super().__init__(threshold_filtering_func)
+
+    def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
+        del current_iter
+        return metadata["last_access_iter"]
+
+
+class DistanceLFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know
+    """Keeps the ids that came often and lately.
+
+    The score of an id is ``count / (steps since the last + 1) ** decay_exponent``.
+
+    Args:
+        decay_exponent: how fast the score falls.
+        threshold_filtering_func: which of the new ids are counted; None: all.
+
+    Raises:
+        ValueError: ``decay_exponent`` is not positive.
+    """
+
+    _names = ("counts", "last_access_iter")
+
+    def __init__(
+        self,
+        decay_exponent: float = 1.0,
+        threshold_filtering_func: ThresholdFilter | None = None,
+    ) -> None:
+        check_decay(decay_exponent)
+        super().__init__(threshold_filtering_func)
+        self._decay_exponent = decay_exponent
+
+    def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
+        distance = current_iter - metadata["last_access_iter"] + 1
+        return metadata["counts"] / torch.pow(distance, self._decay_exponent)
+
+
+def check_decay(decay_exponent: float) -> None:
+    """Refuse a decay under which ids that came long ago would stay.
+
+    Raises:
+        ValueError: it is not positive.
+    """
+    if not decay_exponent > 0:
+        raise ValueError(f"decay_exponent is {decay_exponent}; give a positive number")

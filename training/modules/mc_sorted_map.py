@@ -1,0 +1,323 @@
+"""`MCHManagedCollisionModule`: a sorted map from ids to rows, changed by an eviction policy.
+
+Shapes: ``Z`` rows of the table, ``K = Z - 1`` ids that can have a row of their own, ``E`` of them that are
+replaced, ``N`` ids of a batch.
+"""
+
+# Annotations are not postponed here: torch.fx hands them on to TorchScript, which needs types.
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tessera.errors import UserError
+from tessera.training.modules.id_search import find
+from tessera.training.modules.mc_base import Features, ManagedCollisionModule
+from tessera.training.modules.mc_evictions import MCHEvictionPolicy
+from tessera.training.sparse.jagged_tensor import JaggedTensor
+
+MAX_ID = torch.iinfo(torch.int64).max
+"""Stands in the map where there is no id; as an id of a batch it never has a row of its own."""
+
+HashFunction = Callable[[Tensor, int], Tensor]
+
+
+class MCHManagedCollisionModule(ManagedCollisionModule):
+    """Maps ids to rows by search in a sorted array, and gives rows to the ids that a policy chooses.
+
+    In training each call counts its ids, and each ``eviction_interval``-th call changes the map before
+    it looks its own ids up: what came since the last change is compared with what is in the map, and the
+    ids that score highest have the rows afterwards.  In evaluation the map stays as it is.
+
+    Args:
+        zch_size: ``Z``, the rows of the table; the last one is that of ids without a row of their own.
+        device: where the map lies.
+        eviction_policy: which ids get rows.
+        eviction_interval: training steps from one change of the map to the next.
+        input_hash_size: see `input_size`; the second argument of ``input_hash_func``.
+        input_hash_func: what is done to ids before anything else; None: nothing.
+        mch_size, mch_hash_func: of older releases, without effect; a warning tells so.
+        name: of the module, for messages.
+        output_global_offset: what is added to each row: the table's row at which this part begins.
+        output_segments: as of the base class; None: one part.
+        buckets: what `buckets` gives.
+
+    A search costs ``log2(Z)`` steps an id; a change of the map a few passes over it.  Memory: 16 bytes a
+    row, and 8 more for each number that the policy remembers; until the next change of the map
+    the ids of the batches since the last.
+
+    Raises:
+        ValueError: ``zch_size`` below 2 or ``eviction_interval`` below 1.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        zch_size: int,
+        device: torch.device,
+        eviction_policy: MCHEvictionPolicy,
+        eviction_interval: int,
+        input_hash_size: int = MAX_ID,
+        input_hash_func: HashFunction | None = None,
+        mch_size: int | None = None,
+        mch_hash_func: HashFunction | None = None,
+        name: str | None = None,
+        output_global_offset: int = 0,
+        output_segments: list[int] | None = None,
+        buckets: int = 1,
+    ) -> None:
+        if zch_size < 2:
+            raise ValueError(f"zch_size is {zch_size}; give 2 or more, one of them for unknown ids")
+        if eviction_interval < 1:
+            raise ValueError(f"eviction_interval is {eviction_interval}; give 1 step or more")
+        if mch_size is not None or mch_hash_func is not None:
+            warnings.warn("mch_size and mch_hash_func have no effect; leave them out", stacklevel=2)
+        first = output_global_offset
+        super().__init__(torch.device(device), output_segments or [first, first + zch_size])
+        self._zch_size, self._input_hash_size = zch_size, input_hash_size
+        self._input_hash_func, self._name = input_hash_func, name
+        self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
+        self._output_global_offset, self._buckets = output_global_offset, buckets
+        self._metadata = [
+            i.metadata_name for i in eviction_policy.metadata_info if i.is_mch_metadata
+        ]
+        self._in_history = [
+            i.metadata_name for i in eviction_policy.metadata_info if i.is_history_metadata
+        ]
+        for buffer in ("sorted_raw_ids", "remapped_ids_mapping", *self._metadata):
+            empty = torch.empty(zch_size, dtype=torch.int64, device=device)
+            self.register_buffer(f"_mch_{buffer}", empty)
+        self._mch_sorted_raw_ids: Tensor
+        self._mch_remapped_ids_mapping: Tensor
+        self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._evicted: list[Tensor] = []
+        self._current_iter: int | None = None
+        self.register_load_state_dict_post_hook(lambda module, _: module.purge())  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Forget all ids."""
+        self._mch_sorted_raw_ids.fill_(MAX_ID)
+        first = self._output_global_offset
+        rows = torch.arange(first, first + self._zch_size, device=self.device)
+        self._mch_remapped_ids_mapping.copy_(rows)
+        for name in self._metadata:
+            self.get_buffer(f"_mch_{name}").zero_()
+        self._current_iter_tensor.zero_()
+        self._current_iter = None
+        self._history.clear()
+        self._evicted.clear()
+
+    def preprocess(self, features: Features) -> Features:
+        """The ids after ``input_hash_func``, if there is one."""
+        hashed = self._input_hash_func
+        if hashed is None:
+            return features
+        return {
+            key: _with_values(bag, hashed(bag.values().long(), self._input_hash_size))
+            for key, bag in features.items()
+        }
+
+    @torch.no_grad()
+    def profile(self, features: Features) -> Features:
+        """Count preprocessed ids, and change the map in each ``eviction_interval``-th call.
+
+        In evaluation nothing happens.
+
+        Returns:
+            ``features``.
+        """
+        if not self.training:
+            return features
+        if self._current_iter is None:  # new, or loaded
+            self._current_iter = int(self._current_iter_tensor.item())
+        self._current_iter += 1
+        self._current_iter_tensor += 1
+        ids = torch.cat([bag.values().long().reshape(-1) for bag in features.values()])
+        metadata = {name: torch.zeros_like(ids) for name in self._in_history}
+        self._eviction_policy.record_history_metadata(self._current_iter, ids, metadata)
+        self._history.append((ids, metadata))
+        if self._current_iter % self._eviction_interval == 0:
+            self._change_map(self._current_iter)
+        return features
+
+    def _change_map(self, step: int) -> None:
+        """Give rows to the ids that the policy chooses among those in the map and in the history."""
+        policy, K = self._eviction_policy, self._zch_size - 1
+        ids = torch.cat([ids for ids, _ in self._history])
+        history = {
+            name: torch.cat([metadata[name] for _, metadata in self._history])
+            for name in self._in_history
+        }
+        self._history.clear()
+        unique, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
+        counted = unique != MAX_ID
+        threshold = policy._threshold_filtering_func  # noqa: SLF001 - as TorchRec's policies have it
+        if threshold is not None and unique.numel():
+            counted &= threshold(counts)[0]
+        fresh = policy.coalesce_history_metadata(
+            step, history, counts, inverse, threshold_mask=counted
+        )
+        unique, counts = unique[counted], counts[counted]
+        known_ids = self._mch_sorted_raw_ids[:K]
+        places, known = find(known_ids, unique)
+        metadata = {name: self.get_buffer(f"_mch_{name}")[:K] for name in self._metadata}
+        given_up, chosen = policy.update_metadata_and_generate_eviction_scores(
+            step,
+            K,
+            torch.arange(unique.numel(), device=unique.device),
+            counts,
+            known,
+            places[known],
+            metadata,
+            fresh,
+        )
+        rows = self._mch_remapped_ids_mapping[:K]
+        self._evicted.append(rows[given_up])
+        if given_up.numel():
+            new, by_id = unique[chosen].sort()
+            given_up = given_up[by_id]
+            order = _merged(known_ids, given_up, new)
+            known_ids[given_up] = new
+            for values in (known_ids, rows, *metadata.values()):
+                values.copy_(values[order])
+
+    def remap(self, features: Features, mutate_miss_lengths: bool = True) -> Features:  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        """The row of each preprocessed id, in the same bags; ids without one get the last row.
+
+        ``mutate_miss_lengths`` changes nothing: no id is left out of its bag.
+        """
+        del mutate_miss_lengths
+        return {key: _with_values(bag, self._rows(bag.values())) for key, bag in features.items()}
+
+    def _rows(self, values: Tensor) -> Tensor:
+        ids = values.long()
+        places, known = find(self._mch_sorted_raw_ids, ids)
+        known = known & (ids != MAX_ID)
+        # The last place is that of unknown ids.
+        return self._mch_remapped_ids_mapping[torch.where(known, places, self._zch_size - 1)]
+
+    def forward(self, features: Features, mutate_miss_lengths: bool = True) -> Features:  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        """The row of each id ``[N]`` int32 or int64, as int64 in the same bags; counts them in training."""
+        features = self.profile(self.preprocess(features))
+        return self.remap(features, mutate_miss_lengths)
+
+    def evict(self) -> Tensor | None:
+        """The rows that got another id since the last call, ``[E]``; None: the map was not changed."""
+        if not self._evicted:
+            return None
+        rows = torch.cat(self._evicted)
+        self._evicted.clear()
+        return rows
+
+    def output_size(self) -> int:
+        """``Z``, the rows of this part of the table."""
+        return self._zch_size
+
+    def input_size(self) -> int:
+        """Ids are in ``[0, input size)``: ranks divide that range among them."""
+        return self._input_hash_size
+
+    def buckets(self) -> int:
+        """Into how many buckets the ids are divided, as the constructor was told."""
+        return self._buckets
+
+    def open_slots(self) -> Tensor:
+        """How many rows have no id yet, ``[1]`` int64."""
+        return (self._mch_sorted_raw_ids[:-1] == MAX_ID).sum().view(1)
+
+    def validate_state(self) -> None:
+        """Refuse a loaded state whose rows are not those of this module.
+
+        Raises:
+            UserError: they are not, as where the ranks that trained it had other parts of the table.
+        """
+        first, Z = self._output_global_offset, self._zch_size
+        rows = self._mch_remapped_ids_mapping.sort().values
+        whole = torch.equal(rows, torch.arange(first, first + Z, device=self.device))
+        known = self._mch_sorted_raw_ids != MAX_ID
+        if not whole or bool((known & (self._mch_remapped_ids_mapping == first + Z - 1)).any()):
+            raise UserError(
+                f"the state of managed collision module {self._name or 'without a name'} does not "
+                f"map to rows {first} to {first + Z - 1}, with the last one for unknown ids; load it "
+                "on as many ranks as it was saved on, or on a number that divides theirs"
+            )
+
+    @torch.no_grad()
+    def purge(self) -> None:
+        """Forget what followed from the state before another one was put into the buffers.
+
+        Loading calls it, of a state dict or of a checkpoint.  The parts that several ranks saved
+        become one sorted map.
+
+        Raises:
+            UserError: see `validate_state`.
+        """
+        self._current_iter = None
+        self._history.clear()
+        self._evicted.clear()
+        if self._mch_sorted_raw_ids.is_meta:
+            return
+        if not self._skip_state_validation:
+            self.validate_state()
+        own = torch.tensor(self._output_segments, device=self.device)
+        self._output_segments_tensor.fill_(-1)[: own.numel()] = own
+        ids, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
+        metadata = [self.get_buffer(f"_mch_{name}") for name in self._metadata]
+        for values in metadata:
+            values[ids == MAX_ID] = 0  # the row of unknown ids of a part becomes an open one
+        by_row = rows.argsort()
+        order = by_row[ids[by_row].argsort(stable=True)]
+        for values in (ids, rows, *metadata):
+            values.copy_(values[order])
+
+    def rebuild_with_output_id_range(
+        self,
+        output_id_range: tuple[int, int],
+        output_segments: list[int],
+        device: torch.device | None = None,
+    ) -> "MCHManagedCollisionModule":
+        """A new module, with an empty map, for some of the table's rows; see the base class.
+
+        Raises:
+            ValueError: fewer than 2 rows.
+        """
+        first, end = output_id_range
+        return MCHManagedCollisionModule(
+            zch_size=end - first,
+            device=device or self.device,
+            eviction_policy=self._eviction_policy,
+            eviction_interval=self._eviction_interval,
+            input_hash_size=self._input_hash_size,
+            input_hash_func=self._input_hash_func,
+            name=self._name,
+            output_global_offset=first,
+            output_segments=output_segments,
+            buckets=self._buckets,
+        )
+
+
+def _with_values(bag: JaggedTensor, values: Tensor) -> JaggedTensor:
+    return JaggedTensor(
+        values, bag.weights_or_none(), bag.lengths_or_none(), bag.offsets_or_none(), False
+    )
+
+
+def _merged(ids: Tensor, replaced: Tensor, new: Tensor) -> Tensor:
+    """The order that sorts ``ids`` ``[K]`` once those at ``replaced`` ``[E]`` have become ``new`` ``[E]``.
+
+    ``ids``, as they are before the replacement, and ``new`` are ascending: the two sorted parts are
+    merged, which takes a few passes where a sort would take many.
+    """
+    kept = torch.ones_like(ids, dtype=torch.bool)
+    kept[replaced] = False
+    places = torch.searchsorted(ids[kept], new)
+    places += torch.arange(new.numel(), device=ids.device)
+    from_kept = torch.ones_like(kept)
+    from_kept[places] = False
+    order = torch.empty_like(ids)
+    order[places] = replaced
+    order[from_kept] = kept.nonzero().squeeze(1)
+    return order
