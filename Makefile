@@ -130,7 +130,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
-	cd deploy/monitoring && $(abspath $(BIN))/mypy *.py ../containers/play.py
+	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py
 	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
 	$(BIN)/python kernels/row_header.py
