@@ -48,10 +48,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 _FIRST_ORDER = {"first_order": True}
 _L2 = {"embedding_optimizer": {"name": "sgd", "learning_rate": 4.0, "weight_decay": 0.003}}
-_TABLE_RATES = {"deepfm": 2.0}
+_TABLE_RATES = {"deepfm": 0.5}
 """Rates of tables other than that of `_L2`, at which the sum over all pairs of ``deepfm`` diverges.
 
-On the validation rows of the first fold 2 is better (AUC .7324) than 1 (.7296) and .5 (.7304).
+At 2 it diverges on most folds, too.  On the validation rows of the first fold, where it did not, 2 had an AUC of .7324,
+1 of .7296 and .5 of .7304.
 """
 SETTINGS: dict[str, tuple[bool, dict[str, Any], dict[str, Any]]] = {
     "first order, L2": (False, _FIRST_ORDER, _L2),
