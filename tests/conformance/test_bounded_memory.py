@@ -263,7 +263,7 @@ def test_messages_that_never_come_whole(kind, package):
     with bounded(kind, package) as (server, _), contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Http2Client(server.address)) for _ in range(40)]
         for client in clients:
-            for _ in range(3):
+            for _ in range(5):
                 client.call(half, announced=8 * MIB)
         whole = sum(client.unsent() for client in clients)
         pump(clients)
