@@ -70,15 +70,16 @@ def _write(path: Path, rows: int, sign: float) -> None:
     write_model(model, path, PackageOptions(name=MODEL))
 
 
-def write_requests(path: Path, package: Path) -> Path:
+def write_requests(path: Path, package: Path, count: int = DISTINCT) -> Path:
     """Requests of one sample for a package, each after its size."""
     drawer = RequestDrawer(read_schema(package), Draw(ids="uniform"), seed=1)
-    contents = [encode_request(drawer.samples(1)) for _ in range(DISTINCT)]
+    contents = [encode_request(drawer.samples(1)) for _ in range(count)]
     path.write_bytes(b"".join(struct.pack("<I", len(one)) + one for one in contents))
     return path
 
 
-def _read_requests(path: Path) -> list[bytes]:
+def read_requests(path: Path) -> list[bytes]:
+    """The requests that `write_requests` wrote."""
     content, found, at = path.read_bytes(), [], 0
     while at < len(content):
         (size,) = struct.unpack_from("<I", content, at)
@@ -105,7 +106,7 @@ class Reloading(ABC):
 
     def __init__(self, request_file: Path) -> None:
         self.request_file = request_file
-        self.requests = _read_requests(request_file)
+        self.requests = read_requests(request_file)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,9 +50,8 @@ from tessera.training.bench.harness import arguments, machine, print_head, print
 
 IN_FLIGHT = 32
 _MIB = 1 << 20
-_HEAD = np.dtype(
-    [("due", "<i8"), ("took", "<i8"), ("request", "<u4"), ("code", "<u4"), ("bytes", "<u4")]
-)
+_HEAD = struct.Struct("<qqIII")
+"""When a call was due, what it took, the number of its request, its status, the size of its answer."""
 SETTLED_RELOADS = 10
 
 
@@ -99,20 +99,36 @@ def load(address: str, method: str, requests: Path, record: Path | None, *flags:
     return float(dict(zip(head.split(","), row.split(","), strict=True))["requests_per_second"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One measured call of ``tessera-load``: times in nanoseconds of ``CLOCK_MONOTONIC``, ``code`` 0 where it was answered."""
+
+    due: int
+    took: int
+    request: int
+    code: int
+    answer: bytes
+
+
+def read_calls(record: Path) -> Iterator[Call]:
+    """The calls in a record of ``tessera-load``."""
+    content, at = record.read_bytes(), 0
+    while at < len(content):
+        due, took, request, code, size = _HEAD.unpack_from(content, at)
+        at += _HEAD.size
+        yield Call(due=due, took=took, request=request, code=code, answer=content[at : at + size])
+        at += size
+
+
 def read_phase(record: Path, right: Mapping[int, Sequence[Answer]], server: Reloading) -> Phase:
     """What a record of ``tessera-load`` says; ``right`` are the right answers by request."""
-    content = record.read_bytes()
-    latencies, failed, wrong, at = [], 0, 0, 0
-    while at < len(content):
-        head = np.frombuffer(content, _HEAD, 1, at)[0]
-        at += _HEAD.itemsize
-        answer = content[at : at + int(head["bytes"])]
-        at += int(head["bytes"])
-        if head["code"] != 0:
+    latencies, failed, wrong = [], 0, 0
+    for call in read_calls(record):
+        if call.code != 0:
             failed += 1
             continue
-        latencies.append(int(head["took"]) / 1e9)
-        wrong += server.read(answer) not in right[int(head["request"])]
+        latencies.append(call.took / 1e9)
+        wrong += server.read(call.answer) not in right[call.request]
     return Phase(latencies_s=np.array(latencies), failed=failed, wrong=wrong)
 
 

@@ -111,4 +111,8 @@ class VersionState:
 
     def answers(self) -> tuple[HostBatch, dict[str, Tensor]]:
         """The package's golden inputs and what the state answers to them."""
-        return self._inputs, self._runner.forward(self._inputs)
+        return self._inputs, self.forward(self._inputs)
+
+    def forward(self, batch: HostBatch) -> dict[str, Tensor]:
+        """What the state answers to a batch."""
+        return self._runner.forward(batch)

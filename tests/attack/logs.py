@@ -3,8 +3,9 @@
 ``python -m tests.attack.logs --server cpp --faults 10000`` spoils the next commit of a version again and again: it is missing,
 repeated, out of order, cut, empty, changed in a bit, of another package or another chain, signed with another key, with other
 answers, or stale after the log was rolled back; beside it lie the drafts of publishers that were killed. Each time the
-server has to tell the reason, keep the state that it had, and take the right commit once it is there. Every
-``--kill-every`` faults it is killed with SIGKILL and started again. What is held to:
+server has to tell the reason, keep the state that it had, and take the right commit once it is there. At the log's end it is taken
+back to its first commit, and goes on from there. Every ``--kill-every`` faults the server is killed with SIGKILL and started
+again. What is held to:
 
 * each answer has the bits of the whole package of the commit that it names, and no call fails but by a kill;
 * each fault is noticed, once, for its own reason, and nothing of it is taken.
@@ -17,12 +18,15 @@ from __future__ import annotations
 import argparse
 import collections
 import random
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from tessera.serving.commits.chain import commit_name
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.signing import generate_keys, read_private_key, sign_package
 from tessera.training.models.config import TableConfig
@@ -38,6 +42,29 @@ COMMITS = 12
 SIZES = (1, 3, 40)
 STALE = Fault("stale after rollback", "fenced", lambda _: {})
 FLAGS = ("--follow", "--follow-poll-ms", 5, "--max-batch-samples", 16, "--drain-propagation-ms", 0)
+
+
+class _Told(NamedTuple):
+    """What a server's metrics say of the log."""
+
+    commit: int
+    refused: int
+
+
+def _told(server: RunningServer, reason: str) -> _Told:
+    """The commit that is served, and how often one was refused for ``reason``.
+
+    The page is looked at thousands of times: by its lines, which takes less than a parser of the whole format does.
+    """
+    _, page = server.http("/metrics")
+    commit = re.search(r"^tessera_model_commit\{[^}]*\} (\S+)", page, re.MULTILINE)
+    refused = re.search(
+        rf'^tessera_commits_refused_total\{{[^}}]*reason="{reason}"[^}}]*\}} (\S+)',
+        page,
+        re.MULTILINE,
+    )
+    assert commit is not None
+    return _Told(int(float(commit[1])), 0 if refused is None else int(float(refused[1])))
 
 
 class Attack:
@@ -86,31 +113,38 @@ class Attack:
 
     def run(self, faults: int, kill_every: int) -> None:
         """Spoil so many commits; the server is killed after every ``kill_every`` of them."""
-        done = life = 0
+        version = FollowedVersion(self._folder / "models", self._history)
+        version.put(1, self._history.commits[1])
+        done, at = 0, 1
         while done < faults:
-            life += 1
-            version = FollowedVersion(self._folder / f"life-{life}", self._history)
-            version.put(1, self._history.commits[1])
-            at = 1
-            # Until the log has come to its end; a server that is started again replays it so far.
-            while done < faults and at < COMMITS - 2:
-                until = min(done + kill_every, faults)
-                with self._server(version) as server:
-                    with Callers(
-                        server, self._messages, self._right, commit_of, threads=2
-                    ) as callers:
-                        while done < until and at < COMMITS - 2:
-                            at = self._spoil(server, version, at)
-                            done += 1
-                    self.ends["answers that were checked"] += sum(callers.answered.values())
-                    self.ends["NOT KEPT: wrong answers"] += len(callers.wrong)
-                    server.process.kill()
-                    server.process.wait()
-                self.ends["kills"] += 1
+            until = min(done + kill_every, faults)
+            with self._server(version) as server:  # started again, it replays the log so far
+                with Callers(server, self._messages, self._right, commit_of, threads=2) as callers:
+                    while done < until:
+                        if at >= COMMITS - 2:
+                            at = self._begin_again(server, version, at)
+                        at = self._spoil(server, version, at)
+                        done += 1
+                self.ends["answers that were checked"] += sum(callers.answered.values())
+                self.ends["NOT KEPT: wrong answers"] += len(callers.wrong)
+                server.process.kill()
+                server.process.wait()
+            self.ends["kills"] += 1
 
     def _server(self, version: FollowedVersion) -> RunningServer:
         keys = ("--require-signature", "--public-key", self._folder / "trusted.pub")
         return RunningServer(self._kind, "--model-repository", version.repository, *FLAGS, *keys)
+
+    def _begin_again(self, server: RunningServer, version: FollowedVersion, at: int) -> int:
+        """The log has come to its end: everything but the first commit is taken back, and removed; returns 1."""
+        version.fence({number: self._history.sha256(number) for number in range(2, at + 1)})
+        server.wait_for(lambda: _told(server, "gap").commit == 1)
+        for path in version.log.iterdir():
+            if path.name not in {commit_name(1), "fenced.json"}:
+                path.unlink()
+        version.fence({})
+        self.ends["logs taken back"] += 1
+        return 1
 
     def _spoil(self, server: RunningServer, version: FollowedVersion, at: int) -> int:
         """One fault in front of the commit after ``at``, and its end; returns the commit that is served then."""
@@ -120,7 +154,7 @@ class Attack:
         (version.log / f".{at + 1:08d}.commit.{self._draw.randrange(1 << 20)}.partial").write_bytes(
             draft
         )
-        before = server.value("tessera_commits_refused_total", reason=fault.reason)
+        before = _told(server, fault.reason)
         if fault is STALE:
             kept = at - 1
             version.fence({at: self._history.sha256(at)})
@@ -129,22 +163,19 @@ class Attack:
             kept = at
             for number, content in fault.files(at + 1).items():
                 version.put(number, content)
-        told = f"commit {at + 1}: "
-        server.wait_for(lambda: index(server)["m", "3"][1].startswith(told))
-        self._keep(server.value("tessera_model_commit") == kept, f"{fault.name}: another state")
-
-        def counted() -> float:
-            found: float = server.value("tessera_commits_refused_total", reason=fault.reason)
-            return found - before
-
-        server.wait_for(lambda: counted() > 0)
-        self._keep(counted() == 1, f"{fault.name}: refused {counted():g} times")
+        words = f"commit {at + 1}: "
+        server.wait_for(lambda: index(server)["m", "3"][1].startswith(words))
+        server.wait_for(lambda: _told(server, fault.reason).refused > before.refused)
+        told = _told(server, fault.reason)
+        self._keep(told.commit == kept, f"{fault.name}: another state")
+        times = told.refused - before.refused
+        self._keep(times == 1, f"{fault.name}: refused {times} times")
         if fault is STALE:
             version.fence({})
         version.put(at + 1, self._history.commits[at + 1])
         at += 2 if fault.name == "missing" else 1
-        server.wait_for(lambda: server.value("tessera_model_commit") == at)
         server.wait_for(lambda: index(server)["m", "3"] == ("READY", ""))
+        server.wait_for(lambda: _told(server, fault.reason).commit == at)
         self.ends[fault.name] += 1
         return at
 
@@ -160,7 +191,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--server", choices=list(commands()), required=True, help="which server")
     parser.add_argument("--faults", type=int, default=10_000, help="spoilt commits")
-    parser.add_argument("--kill-every", type=int, default=10, help="faults between two kills")
+    parser.add_argument("--kill-every", type=int, default=100, help="faults between two kills")
     parser.add_argument("--seed", type=int, default=1, help="of faults and requests")
     return parser.parse_args(arguments)
 

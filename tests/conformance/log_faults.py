@@ -77,6 +77,7 @@ class Faults:
         source = self._folder / f"{next(DRAFTS)}.source"
         source.write_bytes(self._right(number))
         read = read_commit(source)
+        source.unlink()
         contents = dict(read.contents)
         commit = read.commit
         if golden:
@@ -90,4 +91,6 @@ class Faults:
             )
         path = self._folder / f"{next(DRAFTS)}.commit"
         write_commit(path, commit, contents, self._keys[other])
-        return path.read_bytes()
+        written = path.read_bytes()
+        path.unlink()
+        return written

@@ -8,7 +8,10 @@ import torch
 from tessera.errors import UserError
 from tessera.training.average_config import AverageConfig
 from tessera.training.config import load_config
+from tessera.training.modules.mc_modules import LFU_EvictionPolicy, MCHManagedCollisionModule
+from tessera.training.sparse.jagged_tensor import JaggedTensor
 from tessera.training.trained import load_trained, validation_batches
+from tessera.training.trainer.averages import WeightAverages
 from tessera.training.trainer.checkpoint import load_checkpoint
 from tessera.training.trainer.files import list_checkpoints
 from tessera.training.trainer.logs import read_metrics
@@ -182,3 +185,26 @@ def test_averages_go_from_one_rank_to_two_and_back(tiny_yaml, tmp_path, first):
 def test_averages_that_are_none_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         AverageConfig(**fields)
+
+
+def test_ids_that_wait_in_a_map_of_managed_collisions_stay():
+    model = torch.nn.ModuleDict(
+        {
+            "arch": torch.nn.Linear(2, 2),
+            "ids": MCHManagedCollisionModule(
+                zch_size=4,
+                device=torch.device("cpu"),
+                eviction_policy=LFU_EvictionPolicy(),
+                eviction_interval=3,
+            ),
+        }
+    )
+    averages = WeightAverages(AverageConfig(kind="ema", decay=0.5, every=1), model)
+    asked = {"f": JaggedTensor(torch.tensor([7, 8]), lengths=torch.tensor([2]))}
+    for step in range(1, 4):
+        model["ids"].profile(asked)
+        averages.after_step(step)
+        with averages.in_use():
+            pass
+    # With the third step the map has what all three of them have asked for.
+    assert (model["ids"]._mch_counts.sort().values[-2:] == 3).all()

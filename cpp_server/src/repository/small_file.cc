@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -72,9 +73,11 @@ std::optional<std::string> read_small_file(const std::string& path, std::size_t 
   if (::fstat(file.number(), &about) != 0) refuse(path, "cannot be read");
   if (!S_ISREG(about.st_mode))
     throw UsageError(path + ": is not a regular file; put one in its place or remove it");
-  std::string content(max_bytes + 1, '\0');
+  // Of its size and one byte more, at which its end is seen; a file that grows meanwhile gets more.
+  std::string content(std::min(static_cast<std::size_t>(about.st_size), max_bytes) + 1, '\0');
   std::size_t have = 0;
-  while (have < content.size()) {
+  while (have <= max_bytes) {
+    if (have == content.size()) content.resize(std::min(2 * have, max_bytes + 1));
     const ssize_t got = ::read(file.number(), content.data() + have, content.size() - have);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) refuse(path, "cannot be read");

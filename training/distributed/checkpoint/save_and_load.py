@@ -50,7 +50,7 @@ from tessera.training.distributed.checkpoint.writer import (
     together,
     write,
 )
-from tessera.training.distributed.tables.caches import tell_caches
+from tessera.training.distributed.tables.caches import forget_state_before, tell_caches
 from tessera.training.distributed.tables.shard_state import sharded_tensor
 from tessera.training.optim.keyed import KeyedOptimizer
 
@@ -165,7 +165,7 @@ def load_checkpoint(
         fill(saved, content, plain["columns"])
         if optimizer is not None:
             _load_plain(optimizer, plain, content)
-        tell_caches(model, "purge")
+        forget_state_before(model)
         extra: dict[str, Any] = plain["extra"]
         return extra
 
