@@ -1,6 +1,8 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <utility>
 
 #include "request/packed.h"
@@ -12,6 +14,26 @@ namespace {
 // the way to memory.
 constexpr std::size_t kAhead = 24;
 constexpr std::size_t kCacheLine = 64;
+
+// Of a size that the compiler knows, so that registers hold what is moved.
+template <std::size_t kBytes>
+void exchange_piece(std::byte* a, std::byte* b) {
+  std::array<std::byte, kBytes> first;
+  std::array<std::byte, kBytes> second;
+  std::memcpy(first.data(), a, kBytes);
+  std::memcpy(second.data(), b, kBytes);
+  std::memcpy(a, second.data(), kBytes);
+  std::memcpy(b, first.data(), kBytes);
+}
+
+// std::swap_ranges moves one byte at a time, which takes longer, and no batch is computed meanwhile.
+void exchange(std::byte* a, std::byte* b, std::size_t bytes) {
+  std::size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) exchange_piece<64>(a + at, b + at);
+  for (; at + 16 <= bytes; at += 16) exchange_piece<16>(a + at, b + at);
+  for (; at + 4 <= bytes; at += 4) exchange_piece<4>(a + at, b + at);
+  for (; at < bytes; ++at) exchange_piece<1>(a + at, b + at);
+}
 
 class StagedOnHost final : public StagedPatches {
  public:
@@ -41,8 +63,7 @@ class StagedOnHost final : public StagedPatches {
     const auto width = static_cast<std::size_t>(patch.info.width);
     const auto count = static_cast<std::size_t>(patch.info.count);
     if (patch.rows.empty() && patch.info.stride == patch.info.width) {
-      std::swap_ranges(patch.bytes.begin(), patch.bytes.end(),
-                       piece.place.begin() + static_cast<std::ptrdiff_t>(patch.info.offset));
+      exchange(patch.bytes.data(), piece.place.data() + patch.info.offset, patch.bytes.size());
       return;
     }
     const auto place_of = [&](std::size_t i) {
@@ -59,7 +80,7 @@ class StagedOnHost final : public StagedPatches {
     std::byte* staged = patch.bytes.data();
     for (std::size_t i = 0; i < count; ++i, staged += width) {
       if (i + kAhead < count) ask_for(i + kAhead);
-      std::swap_ranges(staged, staged + width, place_of(i));
+      exchange(staged, place_of(i), width);
     }
   }
 

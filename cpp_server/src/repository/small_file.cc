@@ -73,7 +73,7 @@ std::optional<std::string> read_small_file(const std::string& path, std::size_t 
   if (::fstat(file.number(), &about) != 0) refuse(path, "cannot be read");
   if (!S_ISREG(about.st_mode))
     throw UsageError(path + ": is not a regular file; put one in its place or remove it");
-  // Of its size and one byte more, at which its end is seen; a file that grows meanwhile gets more.
+  // One byte more than it has shows its end; a file that grows meanwhile gets more room.
   std::string content(std::min(static_cast<std::size_t>(about.st_size), max_bytes) + 1, '\0');
   std::size_t have = 0;
   while (have <= max_bytes) {
