@@ -26,7 +26,7 @@ void exchange_piece(std::byte* a, std::byte* b) {
   std::memcpy(b, first.data(), kBytes);
 }
 
-// std::swap_ranges moves one byte at a time, which takes longer, and no batch is computed meanwhile.
+// std::swap_ranges moves one byte at a time, which takes longer, while no batch is computed.
 void exchange(std::byte* a, std::byte* b, std::size_t bytes) {
   std::size_t at = 0;
   for (; at + 64 <= bytes; at += 64) exchange_piece<64>(a + at, b + at);
