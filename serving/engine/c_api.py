@@ -19,7 +19,7 @@ Floats = ctypes.POINTER(ctypes.c_float)
 
 
 class Facts(ctypes.Structure):
-    """``tessera_engine_facts``."""
+    """What ``tessera_engine_facts`` holds."""
 
     _fields_ = (
         ("model", ctypes.c_char_p),
@@ -34,7 +34,7 @@ class Facts(ctypes.Structure):
 
 
 class Group(ctypes.Structure):
-    """``tessera_engine_group``."""
+    """What ``tessera_engine_group`` holds."""
 
     _fields_ = (
         ("lengths", ctypes.c_void_p),
@@ -48,7 +48,7 @@ class Group(ctypes.Structure):
 
 
 class Request(ctypes.Structure):
-    """``tessera_engine_request``."""
+    """What ``tessera_engine_request`` holds."""
 
     _fields_ = (
         ("samples", ctypes.c_int64),
@@ -62,7 +62,7 @@ class Request(ctypes.Structure):
 
 
 class Completion(ctypes.Structure):
-    """``tessera_engine_completion``."""
+    """What ``tessera_engine_completion`` holds."""
 
     _fields_ = (
         ("tag", ctypes.c_uint64),

@@ -178,7 +178,7 @@ Status Engine::check(const tessera_engine_request& request, std::span<float> sco
     return Status::invalid(
         text("timeout_us is ", request.timeout_us, ", expected 0 (no limit) or more"));
   }
-  // Without a product, which could be more than a number holds.
+  // The numbers are divided, as a product could be more than a number holds.
   const auto width = static_cast<std::size_t>(scores_per_sample_);
   const auto samples = static_cast<std::size_t>(request.samples);
   if (request.samples <= 0) return {};  // the decoder refuses it

@@ -104,7 +104,7 @@ fs::path own_file() {
       info.dli_fname == nullptr) {
     return {};
   }
-  // Of a program it is what it was called by, which need not be a path.
+  // A program's name is what it was called by, which need not be a path.
   const std::string_view name = info.dli_fname;
   std::error_code failed;
   const fs::path file = name.ends_with(".so") ? fs::canonical(info.dli_fname, failed)
