@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kAhead = 24;
 constexpr std::size_t kCacheLine = 64;
 
-// Of a size that the compiler knows, so that registers hold what is moved.
+// The compiler knows the size, so that registers hold what is moved.
 template <std::size_t kBytes>
 void exchange_piece(std::byte* a, std::byte* b) {
   std::array<std::byte, kBytes> first;
