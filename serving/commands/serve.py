@@ -10,7 +10,7 @@ stderr, one JSON object per line; the line with "event": "ready" names both port
 
 SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new calls get
 UNAVAILABLE, every accepted request is answered, exit status 0.  A repeat within a second is the
-same signal; a later one ends at once.  SIGHUP reads certificates and tokens again.
+same signal; a later one ends at once.  SIGHUP reads certificates, tokens and repositories again.
 
 With --processes N, N processes answer on the same ports; see its help.  SIGTERM to the first process
 drains them all, and one that ends by itself is replaced and counted (tessera_worker_restarts_total).

@@ -1,5 +1,7 @@
 """Folders that change beneath a server with --model-control poll: versions, labels, faults, limits."""
 
+import signal
+
 import grpc
 import pytest
 
@@ -248,3 +250,16 @@ def test_what_is_too_big_or_unsigned_is_refused_before_it_is_served(
         assert running.predict(asking(message, "signed")).model_version == "1"
         models.replace("signed", 2, models.content("b"))
         running.wait_for(lambda: running.predict(asking(message, "signed")).model_version == "2")
+
+
+def test_sighup_reads_the_folders_without_polling(kind, tmp_path, variants, message):
+    models = Models(tmp_path / "models", variants)
+    models.put("grows", 1, "a")
+    with serve(kind, models, "none") as running:
+        models.put("grows", 2, "b")
+        models.put("comes", 1, "a")
+        assert running.predict(asking(message, "grows")).model_version == "1"
+        running.signal(signal.SIGHUP)
+        running.wait_for(lambda: running.predict(asking(message, "grows")).model_version == "2")
+        running.wait_for(lambda: ready(running, "comes") == {1})
+        assert "nothing_to_reload" not in [entry["event"] for entry in running.log]

@@ -83,11 +83,13 @@ class RepositoryManager:
         self._recent = recent
         self._log = log
         self._clock = clock
+        self._polls = config.model_control == "poll"
         self.following = self._follow() if config.follow else None
         self._taken = frozenset(name for name, _ in registry.fixed())
         self._counters: dict[tuple[str, int], ModelMetrics] = {}
         self._told: frozenset[str] = frozenset()
         self._closed = False
+        self._rescan = asyncio.Event()
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -108,8 +110,7 @@ class RepositoryManager:
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self._work()))
         await self._idle.wait()
-        if self._config.model_control == "poll":
-            self._tasks.append(loop.create_task(self._poll()))
+        self._tasks.append(loop.create_task(self._read_again()))
 
     async def close(self) -> None:
         """Begin nothing any more."""
@@ -122,9 +123,16 @@ class RepositoryManager:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _poll(self) -> None:
+    def rescan(self) -> None:
+        """Read the repositories now, whatever ``model_control`` is."""
+        self._rescan.set()
+
+    async def _read_again(self) -> None:
+        wait = self._config.poll_s if self._polls else None
         while True:
-            await asyncio.sleep(self._config.poll_s)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._rescan.wait(), wait)
+            self._rescan.clear()
             self._take(await in_thread(lambda: read_repositories(self.repositories, self._taken)))
 
     def _take(self, reading: Reading) -> None:
@@ -154,7 +162,7 @@ class RepositoryManager:
             load: tuple[ModelVersions, int] | None = None
             # A model that does not answer yet comes first.
             for model in sorted(self.models.values(), key=lambda one: (bool(one.live), one.name)):
-                plan = model.plan(retry=self._retries, now=self._clock())
+                plan = model.plan(retry=self._polls, now=self._clock())
                 for version in sorted(plan.retire):
                     self._retire(model, version)
                 again = min(again, plan.again)
@@ -168,10 +176,6 @@ class RepositoryManager:
             with contextlib.suppress(asyncio.TimeoutError):
                 wait = None if math.isinf(again) else max(0.0, again - self._clock())
                 await asyncio.wait_for(self._wake.wait(), wait)
-
-    @property
-    def _retries(self) -> bool:
-        return self._config.model_control == "poll"
 
     async def _load_if_it_fits(self, model: ModelVersions, version: int) -> None:
         limit = self._config.max_model_bytes
