@@ -16,6 +16,7 @@ from tessera.kernels import libraries
 from tessera.kernels.libraries import LibraryError, cpu_kernels
 from tessera.serving.commands import doctor_checks
 from tessera.serving.commands.doctor_checks import Finding, examine
+from tessera.serving.engine import installed
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +150,7 @@ def test_the_server_in_cpp(monkeypatch, tmp_path, script, status, text):
 
 def test_no_server_in_cpp(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(doctor_checks, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(installed, "_CHECKOUT", tmp_path)
     assert doctor_checks.cpp_server().status == "warning"
 
 

@@ -40,8 +40,8 @@ FREE_ON_RESUME = (
     "train.pipeline",
     "train.sharding",
 )
-"""Keys (or whole sections) that may change when a run is resumed: they touch no number of it (but
-for the order of sums, which the number of ranks, the device and the sharding change)."""
+"""Keys (or sections) that may change when a run is resumed: they touch no number of it (but for
+the order of sums, which the number of ranks, the device and the sharding change)."""
 
 MAX_SEED = 2**63 - 1  # torch takes a bit more; ranks add their offset
 MAX_THREADS = 4096  # OpenMP crashes where it gets no more
@@ -206,6 +206,9 @@ class TrainConfig:
         sharding: how tables are spread over several ranks: as the planner chooses (``auto``), or
             all by one strategy, such as ``table_wise``, ``row_wise`` or ``column_wise``.  It has no
             effect on one rank.
+        precision: what layers compute in, also in evaluations; weights stay float32.  ``tf32`` (GPUs):
+            matrix products round their inputs to 10 bits.  ``bf16``: all is bfloat16 but batch norms and
+            the logits' layers, on GPUs pooled vectors, too.
         pipeline: what overlaps with a step: the copy of the next batch to the device
             (``plain``), also the travel of its ids to the ranks that hold their rows
             (``sparse_dist``), also bringing its rows from host memory into a cache on the GPU
@@ -235,6 +238,7 @@ class TrainConfig:
     threads: int | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     sharding: str = "auto"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     pipeline: Literal["auto", "plain", "sparse_dist", "prefetch"] = "auto"
 
     def __post_init__(self) -> None:
@@ -257,7 +261,7 @@ class RunConfig:
     """What a run is called and which of its optional files are written.
 
     Attributes:
-        name: the first part of the default run folder's name; None: the config file's name.
+        name: the first part of the default run folder; None: the config file's name.
         tensorboard: whether TensorBoard event files are written; ``trackers`` may name it, too.
         trackers: where the numbers of the run go besides: ``tensorboard``, ``mlflow``, ``wandb``
             (offline) or ``pkg.module:Class``, a class of the user's; each a name, or a mapping of
@@ -318,7 +322,6 @@ _DATA_KEYS_BEFORE_FORMATS = {
     *("format", "path", "valid_path", "test_path", "cache_dir", "split", "split_seed", "strict"),
     *("valid_fraction", "test_fraction", "workers", "positive_rating", "max_history"),
 }
-
 
 _MODEL_KEYS_SINCE = {"embedding_dropout", "batch_norm", "concat", "first_order", "fm"}
 """The keys of a DLRM that a resolved config of before 0.7 did not hold."""

@@ -54,11 +54,16 @@ def draw(schema: InputSchema, batch: int, ids_per_bag: list[int], seed: int) -> 
 
 
 def without_copies_back(module: Any) -> Any:
-    """The frozen module with its outputs left on the device, as servers use it."""
-    for node in module.graph.findAllNodes("aten::cpu"):
+    """The forward of a frozen module with its outputs left on the device, as servers use it.
+
+    Loading has called the module, so that a plan of its graph is kept; a copy has none.
+    """
+    graph = module.graph.copy()
+    for node in graph.findAllNodes("aten::cpu"):
         node.output().replaceAllUsesWith(next(iter(node.inputs())))
         node.destroy()
-    return module
+    graph.eraseInput(0)  # the module itself, which holds nothing when it is frozen
+    return torch._C._create_function_from_graph("forward", graph)  # noqa: SLF001 - there is no other way
 
 
 @dataclass

@@ -3,8 +3,8 @@
 A DLRM of Criteo Kaggle's shape (13 dense values; 26 tables with one id each, 33.8 million rows in
 all, D = 128; MLPs 512-256-128 and 1024-1024-512-256-1) is built on the ``meta`` device, planned
 with bandwidths measured on the spot, and trained with row-wise Adagrad on the tables and Adam on
-the rest.  Every rank has its own batches of ``--batch-size`` samples (weak scaling), drawn before
-the clock starts and lying in host memory.
+the rest, its layers in ``--precision`` (`tessera.training.trainer.precision`).  Every rank has its own
+batches of ``--batch-size`` samples (weak scaling), drawn before the clock starts and lying in host memory.
 
 In each world the contenders train in turn, round after round; a number is the median of the
 rounds, all ranks together.  On GPUs one more round runs under the profiler: "NCCL" is the share
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,14 @@ from tessera.training.distributed.planner import (
 from tessera.training.distributed.planner.stats import report_text
 from tessera.training.distributed.train_pipeline.pipelines import TrainPipelineBase
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tessera.training.trainer.precision import (
+    Precision,
+    check_precision,
+    layers_in,
+    prepare_layers,
+    products_in,
+    vectors_in,
+)
 
 # Distinct values of Criteo Kaggle's 26 categorical columns.
 CRITEO_ROWS = (
@@ -94,6 +102,20 @@ class Settings:
     batch_size: int
     steps: int
     rounds: int
+    precision: Precision = "fp32"
+
+
+class MeasuredTrain(DLRMTrain):
+    """`DLRMTrain` with its layers in a precision of the trainer's."""
+
+    def __init__(self, model: DLRM, precision: Precision, device: torch.device) -> None:
+        super().__init__(model)
+        self._layers = partial(layers_in, precision, device)
+
+    def forward(self, batch: Any) -> Any:
+        """See `DLRMTrain`."""
+        with self._layers():
+            return super().forward(batch)
 
 
 def build(rows: list[int], device: torch.device, settings: Settings, rank: int) -> Any:
@@ -105,16 +127,23 @@ def build(rows: list[int], device: torch.device, settings: Settings, rank: int) 
             for index, count in enumerate(rows)
         ],
     )
-    model = DLRMTrain(
+    model = MeasuredTrain(
         DLRM(
             tables,
             dense_in_features=F_DENSE,
             dense_arch_layer_sizes=[512, 256, DIM],
             over_arch_layer_sizes=[1024, 1024, 512, 256, 1],
             dense_device=device,
-        )
+        ),
+        settings.precision,
+        device,
     )
-    sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.01})
+    fused: dict[str, Any] = {"learning_rate": 0.01, **vectors_in(settings.precision, device)}
+    if device.type == "cuda":
+        fused["bounds_check_mode"] = (
+            "none"  # as the trainer has it, whose hasher makes rows of all ids
+        )
+    sharder = EmbeddingBagCollectionSharder(fused)
     measured = measure_bandwidths(device)
     world = dist.get_world_size()
     topology = Topology(
@@ -130,6 +159,9 @@ def build(rows: list[int], device: torch.device, settings: Settings, rank: int) 
     if rank == 0 and planner.report is not None:
         print(report_text(planner.report), flush=True)
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=[sharder])
+    prepare_layers(
+        sharded.module, settings.precision, device, logit_layers=["model.over_arch.model.1"]
+    )
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     return sharded, torch.optim.Adam(dense.values(), lr=1e-3), measured
 
@@ -184,6 +216,7 @@ def work(settings: Settings) -> dict[str, Any]:
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if not on_gpu:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+    check_precision(settings.precision, device)
     rows = [min(count, settings.rows_cap) for count in CRITEO_ROWS]
     model, optimizer, measured = build(rows, device, settings, rank)
     drawn = draw(rows, 8, settings.batch_size, seed=rank)
@@ -198,9 +231,12 @@ def work(settings: Settings) -> dict[str, Any]:
         return found
 
     rounds = {name: partial(measure, make, run_round) for name, make in CONTENDERS.items()}
-    in_turns(rounds, 1)  # warms up
-    seconds = medians(in_turns(rounds, settings.rounds))
-    shares = {n: measure(make, nccl_share) if on_gpu else None for n, make in CONTENDERS.items()}
+    with products_in(settings.precision):
+        in_turns(rounds, 1)  # warms up
+        seconds = medians(in_turns(rounds, settings.rounds))
+        shares = {
+            name: measure(make, nccl_share) if on_gpu else None for name, make in CONTENDERS.items()
+        }
     samples = world * settings.batch_size * settings.steps
     return {
         "contenders": {
@@ -227,9 +263,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8192, help="samples per rank and step")
     parser.add_argument("--steps", type=int, default=20, help="steps of a round; default: 20")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; default: 5")
+    parser.add_argument(
+        "--precision", choices=get_args(Precision), default="fp32", help="default: fp32"
+    )
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
-    settings = Settings(args.device, args.rows_cap, args.batch_size, args.steps, args.rounds)
+    settings = Settings(
+        args.device, args.rows_cap, args.batch_size, args.steps, args.rounds, args.precision
+    )
     print(f"{machine()}{f', {torch.cuda.get_device_name()}' if args.device == 'cuda' else ''}")
     worlds = [int(number) for number in args.worlds.split(",")]
     found = {world: measure_world(world, settings) for world in worlds}

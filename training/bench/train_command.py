@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import signal
 import statistics
@@ -42,6 +43,7 @@ from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.loop import GPU_LOADER_THREADS
+from tessera.training.trainer.precision import Precision
 
 LOG_STEPS = 50
 WARM_ROWS = 3
@@ -49,7 +51,9 @@ MANY_EPOCHS = 100_000
 VALID_FRACTION = 0.001
 
 
-def experiment(args: argparse.Namespace, data: Path, world: int) -> dict[str, Any]:
+def experiment(
+    args: argparse.Namespace, data: Path, world: int, precision: Precision
+) -> dict[str, Any]:
     """The config of a run that trains the model of `scaling` and is never done."""
     rows = [min(count, args.rows_cap) for count in CRITEO_ROWS]
     return {
@@ -79,23 +83,28 @@ def experiment(args: argparse.Namespace, data: Path, world: int) -> dict[str, An
             "log_every_steps": args.log_steps,
             "device": args.device,
             "pipeline": args.pipeline,
+            "precision": precision,
         },
         "run": {"tensorboard": False, "report": False},
     }
 
 
-def scaling_speed(args: argparse.Namespace, world: int) -> float:
+def scaling_speed(args: argparse.Namespace, world: int, precision: Precision) -> float:
     """Samples per second of the better loop of `scaling`."""
-    settings = Settings(args.device, args.rows_cap, args.batch_size, args.steps, args.rounds)
+    settings = Settings(
+        args.device, args.rows_cap, args.batch_size, args.steps, args.rounds, precision
+    )
     found = measure_world(world, settings)["contenders"]
     return max(float(figure["samples_per_s"]) for figure in found.values())
 
 
-def command_speeds(args: argparse.Namespace, data: Path, world: int) -> list[float]:
+def command_speeds(
+    args: argparse.Namespace, data: Path, world: int, precision: Precision
+) -> list[float]:
     """Samples per second of the command, log row by log row, without the first ones."""
     with tempfile.TemporaryDirectory() as folder:
         config, out = Path(folder) / "bench.yaml", Path(folder) / "run"
-        config.write_text(yaml.safe_dump(experiment(args, data, world)))
+        config.write_text(yaml.safe_dump(experiment(args, data, world, precision)))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(world), "-m", "tessera", "train", "--quiet"]
         said = Path(folder) / "said.txt"
@@ -174,6 +183,9 @@ def main() -> None:
     )
     parser.add_argument("--batch-size", type=int, default=8192, help="samples per rank and step")
     parser.add_argument("--pipeline", default="auto", help="train.pipeline; default: auto")
+    parser.add_argument(
+        "--precisions", default="fp32", help="values of train.precision; default: fp32"
+    )
     parser.add_argument("--log-steps", type=int, default=LOG_STEPS, help="steps of a log row")
     parser.add_argument("--seconds", type=float, default=30, help="of the command, after warm-up")
     parser.add_argument("--loader-seconds", type=float, default=3, help="of the loader alone")
@@ -204,12 +216,14 @@ def main() -> None:
         for threads in sorted({1, GPU_LOADER_THREADS}):
             speed = loader_speed(args, config, threads)
             print(f"loader alone, {threads} threads: {speed:,.0f} rows/s", flush=True)
-        print("ranks  scaling samples/s  tessera train samples/s (lowest to highest)  ratio")
-        for world in [int(number) for number in args.worlds.split(",")]:
-            peer, speeds = scaling_speed(args, world), command_speeds(args, data, world)
+        print("ranks  precision  scaling samples/s  tessera train samples/s (range)  ratio")
+        worlds = [int(number) for number in args.worlds.split(",")]
+        for world, precision in itertools.product(worlds, args.precisions.split(",")):
+            peer = scaling_speed(args, world, precision)
+            speeds = command_speeds(args, data, world, precision)
             ours = statistics.median(speeds)
             print(
-                f"{world:>5}  {peer:>17,.0f}  {ours:>11,.0f} ({min(speeds):,.0f} to "
+                f"{world:>5}  {precision:>9}  {peer:>17,.0f}  {ours:>11,.0f} ({min(speeds):,.0f} to "
                 f"{max(speeds):,.0f}, {len(speeds)} rows)  {ours / peer:>6.1%}",
                 flush=True,
             )

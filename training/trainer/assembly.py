@@ -32,6 +32,7 @@ from tessera.training.trainer.averages import WeightAverages
 from tessera.training.trainer.checkpoint_file import Checkpoint
 from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.placement import caches_rows, plan_for
+from tessera.training.trainer.precision import prepare_layers, vectors_in
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.retrieval import ItemSampler
 from tessera.training.trainer.retrieval_evaluation import RetrievalData
@@ -273,7 +274,8 @@ def assemble(
         label_weights=config.train.label_weights,
         positive_weights=config.train.positive_weights,
     )
-    model = ModelWithLoss(ranking, losses, ranks=ranks)
+    precision = config.train.precision
+    model = ModelWithLoss(ranking, losses, ranks=ranks, precision=precision)
     embedding, dense = config.train.embedding_optimizer, config.train.dense_optimizer
     fused = {
         "optimizer": _FUSED[embedding.name],
@@ -281,9 +283,11 @@ def assemble(
         "eps": DEFAULT_EPS if embedding.eps is None else embedding.eps,
         "weight_decay": embedding.weight_decay,
         **({"prefetch_pipeline": True} if caches_rows(config) else {}),
+        # The hasher has made rows of all ids; a look at each takes a GPU as long as the lookup.
+        **({"bounds_check_mode": "none"} if device.type == "cuda" else {}),
     }
     sharders: list[CollectionSharder[Any, Any]] = [
-        EmbeddingBagCollectionSharder(fused),
+        EmbeddingBagCollectionSharder({**fused, **vectors_in(precision, device)}),
         EmbeddingCollectionSharder(fused),
     ]
     if not ranks.alone:
@@ -305,11 +309,13 @@ def assemble(
             f"in section 'model': the weights take {table_bytes / 1e9:,.1f} GB, which is more than "
             "the memory has; lower rows or embedding_dim, or spread the tables over more ranks"
         ) from error
+    layers = ranking.logit_layers()
+    prepare_layers(parallel.module, precision, device, logit_layers=layers)
     parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     return Assembly(
         model=parallel,
         preparation=preparation,
-        logit_layers=ranking.logit_layers(),
+        logit_layers=layers,
         losses=losses,
         dense_optimizer=_DENSE[dense.name](
             list(parameters.values()), lr=dense.learning_rate, weight_decay=dense.weight_decay

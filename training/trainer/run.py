@@ -12,9 +12,7 @@ from typing import Any, Literal
 
 from tessera.errors import UserError
 from tessera.partitions import Engine
-from tessera.training.config import (
-    ExperimentConfig,
-)
+from tessera.training.config import ExperimentConfig
 from tessera.training.data.dataset import DataSplits, GrowingView, View
 from tessera.training.data.opening import open_data
 from tessera.training.data.users import user_feature
@@ -36,6 +34,7 @@ from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
 from tessera.training.trainer.fitting import fit_transforms
 from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
+from tessera.training.trainer.precision import check_precision
 from tessera.training.trainer.progress import Before, Progress
 from tessera.training.trainer.publishing import PublishedModel, Publishing, PublishOptions
 from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
@@ -118,6 +117,7 @@ def train(
     folder = RunFolder(out)
     config = config.resolved(Path.cwd())
     device = device_of(config.train.device)
+    check_precision(config.train.precision, device)
     with joined_ranks(device) as ranks, contextlib.ExitStack() as stack:
         finished = ranks.on_first(lambda: look_at(folder, config, continues, resume=resume))
         if finished:

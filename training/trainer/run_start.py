@@ -32,6 +32,7 @@ from tessera.training.trainer.continuing import (
     undisturbed,
 )
 from tessera.training.trainer.files import latest_checkpoint, run_of
+from tessera.training.trainer.precision import products_in
 from tessera.training.trainer.progress import Before
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.retrieval_evaluation import check_metric
@@ -172,9 +173,9 @@ def first_weights(
 
 @contextlib.contextmanager
 def torch_state(config: TrainConfig) -> Iterator[None]:
-    """Seed and threads of ``config`` for the time of the context."""
+    """Seed, threads and precision of ``config`` for the time of the context."""
     threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), products_in(config.precision):
         torch.manual_seed(config.seed)
         try:
             if config.threads is not None:

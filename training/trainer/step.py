@@ -21,6 +21,7 @@ from tessera.training.models.retrieval import RetrievalArch
 from tessera.training.modules.hashing import FeatureHasher
 from tessera.training.streamable import Pipelineable
 from tessera.training.trainer.losses import Losses
+from tessera.training.trainer.precision import Precision, layers_in
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.retrieval import batch_losses
 from tessera.training.transforms.preprocessor import Preprocessor
@@ -78,15 +79,24 @@ class ModelWithLoss(nn.Module):
         model: the ranking model; its parts are shared.
         losses: of its labels.
         ranks: who trains together.
+        precision: what the layers compute in; see `tessera.training.trainer.precision`.
     """
 
-    def __init__(self, model: RankingModel, losses: Losses, *, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        model: RankingModel,
+        losses: Losses,
+        *,
+        ranks: Ranks,
+        precision: Precision = "fp32",
+    ) -> None:
         super().__init__()
         self.preprocessor = model.preprocessor  # its work is done before; see `Preparation`
         self.encoder = model.encoder
         self.arch = model.arch
         self._losses = losses
         self._ranks = ranks
+        self._precision = precision
         self._for_retrieval = isinstance(model.arch, RetrievalArch)
 
     def forward(self, step: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -103,7 +113,9 @@ class ModelWithLoss(nn.Module):
         if self._for_retrieval:
             return self._retrieve(step)
         dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
-        outputs = self.arch(dense, batch.sparse_features)
+        with layers_in(self._precision, batch.dense_features.device):
+            outputs = self.arch(dense, batch.sparse_features)
+        outputs = outputs.float()
         if self._ranks.alone:
             loss = self._losses(outputs, batch.labels, batch.weights, reduction="mean")
             return loss, (loss.detach(), outputs.detach())
@@ -128,8 +140,9 @@ class ModelWithLoss(nn.Module):
         """The users' vectors ``[B, D]`` and those of all items of the batch; the model is for retrieval."""
         arch: Any = self.arch
         dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
-        found: tuple[Tensor, Tensor] = arch.vectors(dense, batch.sparse_features, users=batch.size)
-        return found
+        with layers_in(self._precision, batch.dense_features.device):
+            users, items = arch.vectors(dense, batch.sparse_features, users=batch.size)
+        return users.float(), items.float()
 
 
 class PendingLosses:

@@ -1,0 +1,167 @@
+"""``train.precision``: bfloat16 layers beside float32 ones, what stays float32, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tessera.errors import UserError
+from tessera.training.config import load_config
+from tessera.training.modules.batch_norm import BatchNorm
+from tessera.training.modules.mlp import MLP
+from tessera.training.trained import load_trained
+from tessera.training.trainer.logs import read_metrics
+from tessera.training.trainer.precision import (
+    check_precision,
+    layers_in,
+    prepare_layers,
+    products_in,
+)
+from tessera.training.trainer.run import train
+from tessera.training.trainer.run_folder import RunFolder
+from tests.trainer.test_resume import outcome, stop_after
+
+CPU = torch.device("cpu")
+
+
+def config_of(tiny_yaml, precision, *more):
+    lines = [
+        "train.epochs=1",
+        "model.dropout=0",
+        "model.batch_norm=true",
+        "train.log_every_steps=1",
+    ]
+    return load_config(tiny_yaml, [*lines, f"train.precision={precision}", *more])
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_yaml, tmp_path_factory):
+    """A run of each precision that a CPU has."""
+    folders = {name: tmp_path_factory.mktemp(name) / "run" for name in ("fp32", "bf16")}
+    for name, out in folders.items():
+        train(config_of(tiny_yaml, name), out, progress=False)
+    return folders
+
+
+def losses(out, split):
+    rows = read_metrics(RunFolder(out).metrics)
+    return torch.tensor([float(row["loss"]) for row in rows if row["split"] == split])
+
+
+def test_bfloat16_stays_beside_float32(runs):
+    # A layer's inputs, weights and outputs are each rounded by at most 2^-9 of themselves: three layers
+    # change a logit by some nine of these of what its terms add up to, which is about 4 here.  No loss
+    # changes by more than its logit does.
+    bound = 9 * 2**-9 * 4
+    for split in ("train", "valid"):
+        wide, narrow = (losses(runs[name], split) for name in ("fp32", "bf16"))
+        assert len(wide) == len(narrow) > 0
+        assert not torch.equal(wide, narrow)
+        assert float((wide - narrow).abs().max()) < bound
+
+
+def test_all_that_is_kept_is_float32(runs):
+    kept = outcome(runs["bf16"])["weights"]
+    same = outcome(runs["fp32"])["weights"]
+    models = [name for name in kept if name[1] == "model"]
+    for name in models:
+        types = {key: value[:2] for key, value in kept[name].items()}
+        assert types == {key: value[:2] for key, value in same[name].items()}
+        assert {dtype for dtype, _ in types.values()} == {"torch.float32"}
+    assert models
+    model = load_trained(runs["bf16"]).model
+    assert not any("forward" in vars(part) for part in model.modules())  # as a package computes it
+
+
+def test_a_stopped_run_goes_on_with_the_same_bits(runs, tiny_yaml, tmp_path):
+    config, out = config_of(tiny_yaml, "bf16"), tmp_path / "run"
+    assert train(config, out, progress=False, should_stop=stop_after(8)).status == "interrupted"
+    with pytest.raises(UserError, match=r"differs .* in train\.precision"):
+        train(config_of(tiny_yaml, "fp32"), out, resume=True, progress=False)
+    train(config, out, resume=True, progress=False)
+    assert outcome(out) == outcome(runs["bf16"])
+
+
+class Small(nn.Module):
+    """A norm, an MLP and a layer for the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = BatchNorm(13)
+        self.mlp = MLP(13, [24])
+        self.logits = nn.Linear(24, 1)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        hidden = self.mlp(normed)
+        return normed, hidden, self.logits(hidden)
+
+
+def prepared(precision, device=CPU):
+    torch.manual_seed(0)
+    model = Small()
+    prepare_layers(model, precision, device, logit_layers=["logits"])
+    return model
+
+
+def test_logits_and_norms_stay_float32():
+    x = torch.randn(32, 13)
+    model = prepared("bf16")
+    with layers_in("bf16", CPU):
+        normed, hidden, logits = model(x)
+    assert (normed.dtype, hidden.dtype, logits.dtype) == (
+        torch.float32,
+        torch.bfloat16,
+        torch.float32,
+    )
+    assert torch.equal(logits, nn.functional.linear(hidden.float(), *model.logits.parameters()))
+    logits.sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    assert prepared("fp32").state_dict().keys() == model.state_dict().keys()
+    plain = prepared("fp32")
+    assert not any("forward" in vars(part) for part in plain.modules())
+
+
+def test_columns_of_zeros_change_no_result():
+    """What GPUs are given for layers whose inputs are not multiples of 8, here on the CPU."""
+    wide = prepared("fp32"), torch.randn(32, 13)
+    padded = prepared("tf32", torch.device("cuda")), wide[1]
+    results = []
+    for model, x in (wide, padded):
+        given = x.clone().requires_grad_()
+        *_, logits = model(given)
+        logits.square().sum().backward()
+        results.append([logits, given.grad, *(parameter.grad for parameter in model.parameters())])
+    for own, other in zip(*results, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+    changed = [name for name, part in padded[0].named_modules() if "forward" in vars(part)]
+    assert changed == ["mlp._mlp.0._linear"]
+
+
+def test_what_a_cpu_has_not_is_refused(tiny_yaml, tmp_path):
+    with pytest.raises(
+        UserError, match=r"train\.precision=tf32: it is for GPUs; give fp32 or bf16"
+    ):
+        train(config_of(tiny_yaml, "tf32"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=r"bf16: this torch has no autocast for meta"):
+        check_precision("bf16", torch.device("meta"))
+
+
+def test_the_switch_of_products_is_put_back():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    with products_in("tf32"):
+        assert matmul.allow_tf32
+    assert matmul.allow_tf32 == before
+    with products_in("bf16"):
+        assert matmul.allow_tf32 == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_gpu_trains_beside_the_cpu(runs, precision, tiny_yaml, tmp_path):
+    train(config_of(tiny_yaml, precision, "train.device=cuda"), tmp_path / "run", progress=False)
+    wide, narrow = losses(runs["fp32"], "train"), losses(tmp_path / "run", "train")
+    assert float((wide - narrow).abs().max()) < 9 * 2**-9 * 4
