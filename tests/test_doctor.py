@@ -5,6 +5,7 @@ import resource
 import socket
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tessera.kernels import libraries
 from tessera.kernels.libraries import LibraryError, cpu_kernels
 from tessera.serving.commands import doctor_checks
 from tessera.serving.commands.doctor_checks import Finding, examine
+from tessera.serving.engine import installed
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,21 @@ def test_operators_that_are_not_there(monkeypatch):
     assert (found.status, found.remedy) == ("problem", "build it with: make build")
 
 
+def test_fbgemms_version_is_that_of_the_wheel_that_installs_it(monkeypatch):
+    found = libraries.fbgemm_version.__wrapped__
+    silent = SimpleNamespace(version="1.7.0", read_text=lambda _: None)
+    telling = SimpleNamespace(version="1.8.0", read_text={"top_level.txt": "fbgemm_gpu\n"}.get)
+    monkeypatch.setattr(metadata, "distributions", lambda: [silent, telling])
+    assert found() == "1.8.0"
+    # Where no wheel says what it installs, its files do.
+    monkeypatch.setattr(metadata, "distributions", lambda: [silent])
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"fbgemm_gpu": ["fbgemm"]})
+    monkeypatch.setattr(metadata, "version", {"fbgemm": "1.7.0"}.get)
+    assert found() == "1.7.0"
+    monkeypatch.setattr(metadata, "packages_distributions", dict)
+    assert found() == ""
+
+
 def test_fbgemm(monkeypatch):
     monkeypatch.setattr(libraries, "fbgemm_version", lambda: "")
     assert doctor_checks.fbgemm().status == "warning"
@@ -133,7 +150,7 @@ def test_the_server_in_cpp(monkeypatch, tmp_path, script, status, text):
 
 def test_no_server_in_cpp(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(doctor_checks, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(installed, "_CHECKOUT", tmp_path)
     assert doctor_checks.cpp_server().status == "warning"
 
 

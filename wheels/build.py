@@ -5,7 +5,8 @@
     tessera-rec-client   tessera.serving.client and what it imports; numpy, grpcio, protobuf, xxhash
     tessera-rec          everything else of tessera.*, with the lookup operators; needs tessera-rec-client of its
                          version, so that no file belongs to two distributions
-    tessera-rec-server   tessera-server, the C++ program, with the libraries that the system may lack
+    tessera-rec-server   tessera-server, the C++ program, and libtessera-engine.so, with the libraries that the
+                         system may lack
 
 Each is laid out in a folder of its own with a pyproject.toml of its own, and built there by setuptools.  What
 holds machine code gets the tag of this machine's processor and of the oldest glibc that the code runs with
@@ -134,7 +135,6 @@ def build_server(folder: Path, args: argparse.Namespace) -> None:
     shutil.copytree(ROOT / "wheels" / "server" / "tessera_rec_server", package)
     installed = ["--component", "wheel", "--strip", "--prefix", str(package)]
     run("cmake", "--install", str(args.server), *installed)
-    (package / "lib").mkdir()
     licences = folder / "licences"
     licences.mkdir()
     for path in libraries_of(program):
@@ -146,7 +146,7 @@ def build_server(folder: Path, args: argparse.Namespace) -> None:
         description="The C++ server of Tessera's packages, beside the torch wheel.",
         dependencies=[torch_requirement()],
         scripts={"tessera-server": "tessera_rec_server:main"},
-        data=["bin/*", "lib/*"],
+        data=["bin/*", "lib/*", "include/*"],
         licences=["licences/*"],
     )
     code = [package / "bin" / "tessera-server", *(package / "lib").iterdir()]

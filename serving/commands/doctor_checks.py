@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
 import resource
@@ -21,6 +20,7 @@ import tessera
 from tessera.cpus import usable_cpus
 from tessera.errors import UserError
 from tessera.serving.commands import serve
+from tessera.serving.engine.installed import built_file
 from tessera.serving.server.config import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 
 Status = Literal["ok", "warning", "problem"]
@@ -31,7 +31,6 @@ _FBGEMM = ("fbgemm_gpu_sparse_async_cumsum", "fbgemm_gpu_tbe_inference", "fbgemm
 _ENOUGH_FILES = 4096
 _ENOUGH_BYTES = 2 << 30
 _PATIENCE_S = 60
-_CHECKOUT = Path(tessera.__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,11 +203,8 @@ def _cpp_program() -> str | None:
     """The program of the path, of this environment, or of the checkout."""
     if found := shutil.which("tessera-server"):
         return found
-    spec = importlib.util.find_spec("tessera_rec_server")
-    places = [_CHECKOUT / "build" / "cpp" / "release" / "tessera-server"]
-    if spec is not None and spec.origin is not None:
-        places.insert(0, Path(spec.origin).parent / "bin" / "tessera-server")
-    return next((str(place) for place in places if place.is_file()), None)
+    found_file = built_file("bin", "tessera-server")
+    return None if found_file is None else str(found_file)
 
 
 def cuda(devices: Path = Path("/dev")) -> Finding:

@@ -121,6 +121,10 @@ def score_files(
         UserError: package, data or options do not fit, or a row has no score and ``strict``.
     """
     options = options or ScoreOptions()
+    if out.suffix.lower() not in {".parquet", ".pq"}:
+        raise UserError(
+            f"--out {out}: scores are written as Parquet; give a name that ends in .parquet"
+        )
     if out.exists() and not options.overwrite:
         raise UserError(f"--out {out}: is there already; name another file, or give --overwrite")
     if not out.absolute().parent.is_dir():

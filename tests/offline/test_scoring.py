@@ -370,6 +370,9 @@ def test_the_command_says_what_it_did(package, tmp_path, capsys):
     assert capsys.readouterr().err == ""
     one, other = (pq.read_table(tmp_path / f"{n}.parquet") for n in ("out", "said"))
     assert one.equals(other)
+    assert main([*call, str(tmp_path / "out.csv")]) == 2
+    assert "scores are written as Parquet" in capsys.readouterr().err
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_no_rows_are_a_file_without_rows(package, tmp_path):

@@ -152,11 +152,45 @@ DEEPFM_SETTINGS: dict[str, Setting] = {
 }
 """Further settings of ``deepfm``, whose sum over all pairs of vectors diverges at the other rates."""
 
+_WIDE = {
+    **_L2,
+    **_DROPPED,
+    **_OWN_RATE,
+    FIRST: True,
+    "model.expert_layers": [128],
+    "model.tower_layers": [64],
+    "model.dropout": 0.3,
+}
+EXPERTS_SETTINGS: dict[str, Setting] = {
+    "no user, SGD at 1, embedding dropout, L2, first order, FM": (
+        "no user",
+        {
+            **_SGD_AT_1,
+            **_OWN_RATE,
+            FIRST: True,
+            "train.embedding_optimizer": {"name": "sgd", "learning_rate": 1.0, "weight_decay": 0.1},
+            "model.fm": True,
+        },
+    ),
+    "no user, embedding dropout, L2, first order, wide": ("no user", _WIDE),
+    "no user, embedding dropout, L2, first order, wide, Adam at .002": (
+        "no user",
+        {**_WIDE, "train.dense_optimizer": {"name": "adam", "learning_rate": 2.0e-3}},
+    ),
+}
+"""Further settings of ``mmoe`` and ``ple``.
+
+``FM`` adds the products of all pairs of vectors, which ``dlrm`` and ``deepfm`` have anyway, at the rate of
+``deepfm``'s tables.  ``wide`` has experts and towers twice as wide and less dropout, which they apply one behind the
+other: half of 64 columns and then half of 32 is less than what the one hidden layer of the others keeps.
+"""
+
 
 def settings_of(arch: str) -> dict[str, Setting]:
     """The settings that the architecture is tried with."""
     if arch in SLOWER:
-        return {name: SETTINGS[name] for name in SETTINGS_OF_SLOWER}
+        own = {name: SETTINGS[name] for name in SETTINGS_OF_SLOWER}
+        return own | EXPERTS_SETTINGS if arch in SEVERAL_LABELS else own
     if arch != "deepfm":
         return SETTINGS
     # It has the first-order term in any case.

@@ -3,10 +3,10 @@
     python -m tessera.training.bench.criteo_folds --data FOLDER/criteo_sample_14584.tsv --out FOLDER [--minutes N]
 
 Stratified folds, `FOLD_SEED`, as in `tessera.training.bench.quality`.  A fold's test rows choose nothing.  For
-the peers' ``C``, leaves and rounds every eighth of its training rows is held back, the others are trained on,
-and the best setting is then trained on all of them; every fold chooses for itself.  Of the architectures
-nothing is chosen here: each of `SETTINGS` has its own line.  Its rate and L2 are those that let a first-order
-term come as far as the regression's ``C`` does.  The rest is ``configs/criteo_sample.yaml``.
+the peers' ``C``, leaves and rounds, and for what `ARCHITECTURES` lists of an architecture, every eighth of its
+training rows is held back, the others are trained on, and the best setting is then trained on all of them; every
+fold chooses for itself.  ``dlrm`` and ``dlrm_dcn`` have one setting, whose rate and L2 are those that let a
+first-order term come as far as the regression's ``C`` does.  The rest is ``configs/criteo_sample.yaml``.
 
 The target statistics (the mean and count of the label for each id of each category) are out-of-fold
 ones of the training rows; see `tessera.training.transforms.target_statistics`.
@@ -41,27 +41,40 @@ from tessera.training.data.opening import open_data
 FOLDS, FOLD_SEED, HELD_BACK = 5, 0, 8
 Rows = npt.NDArray[np.int64]
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "dlrm": {},
-    "dlrm_dcn": {"dcn_num_layers": 1, "dcn_low_rank_dim": 8},
-    "deepfm": {},
-}
+_L2 = {"name": "sgd", "learning_rate": 4.0, "weight_decay": 0.003}
 _FIRST_ORDER = {"first_order": True}
-_L2 = {"embedding_optimizer": {"name": "sgd", "learning_rate": 4.0, "weight_decay": 0.003}}
-_TABLE_RATES = {"deepfm": 0.5}
-"""Rates of tables other than that of `_L2`, at which the sum over all pairs of ``deepfm`` diverges.
 
-At 2 it diverges on most folds, too.  On the validation rows of the first fold, where it did not, 2 had an AUC of .7324,
-1 of .7296 and .5 of .7304.
-"""
-SETTINGS: dict[str, tuple[bool, dict[str, Any], dict[str, Any]]] = {
-    "first order, L2": (False, _FIRST_ORDER, _L2),
-    "first order, L2, target statistics": (True, _FIRST_ORDER, _L2),
+
+def _deepfm(learning_rate: float, weight_decay: float) -> Setting:
+    """SGD of the tables' own; the first-order weights' optimizer is that of all others."""
+    tables = {"name": "sgd", "learning_rate": learning_rate, "weight_decay": weight_decay}
+    train = {"embedding_optimizer": tables, "first_order_optimizer": _L2}
+    return {"embedding_dropout": 0.5}, train
+
+
+Setting = tuple[dict[str, Any], dict[str, Any]]
+ARCHITECTURES: dict[str, dict[str, Setting]] = {
+    "dlrm": {"": (_FIRST_ORDER, {"embedding_optimizer": _L2})},
+    "dlrm_dcn": {
+        "": (
+            {**_FIRST_ORDER, "dcn_num_layers": 1, "dcn_low_rank_dim": 8},
+            {"embedding_optimizer": _L2},
+        )
+    },
+    "deepfm": {
+        "tables at .5, embedding dropout": _deepfm(0.5, 0.03),
+        "tables at .1, embedding dropout": _deepfm(0.1, 0.1),
+    },
 }
-"""Whether there are target statistics, and what differs in ``model`` and in ``train``.
+"""By architecture the settings to choose from: what differs in ``model`` and in ``train``.
 
-``deepfm`` has the first-order term in any case.
+A step of SGD on a row whose id stands in a share ``s`` of the batch's samples is stable while ``rate * s * p (1 - p)
+|S| ** 2 < 2``, ``S`` being the sum of the vectors beside it in ``deepfm``'s factorization machine and ``p`` the
+probability.  With 26 vectors that ends long before the rate at which first-order weights come as far as the
+regression's, so that the two have optimizers of their own.
 """
+SETTINGS = {"first order, L2": False, "first order, L2, target statistics": True}
+"""Whether there are target statistics."""
 
 PEERS = ("LightGBM", "logistic regression")
 INVERSE_L2 = (0.03, 0.1)
@@ -119,9 +132,9 @@ class Bench:
                 pq.write_table(self._sample.table.take(own), files[name])
         return files
 
-    def model(self, fold: int, arch: str, setting: str, *, inner: bool) -> Scored | None:
-        """One training; None if the time is up."""
-        data, sections = self._sections(arch, setting)
+    def model(self, fold: int, arch: str, setting: str, own: str, *, inner: bool) -> Scored | None:
+        """One training, of ``setting`` and the architecture's ``own``; None if the time is up."""
+        data, sections = self._sections(setting, *ARCHITECTURES[arch][own], arch=arch)
 
         def run() -> Scored:
             files = self.parts(fold, inner=inner)
@@ -132,28 +145,26 @@ class Bench:
             held = open_data(config.data, progress=False).valid
             return train_and_score(config, {"valid" if inner else "test": held}, self._work / "run")
 
-        what = {"fold": fold, "inner": inner, "arch": arch, "setting": setting}
+        whole = f"{setting}, {own}" if own else setting
+        what = {"fold": fold, "inner": inner, "arch": arch, "setting": whole}
         return self._trials.scored({**what, "config": {**sections, "data": data}}, run)
 
-    def _sections(self, arch: str, setting: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _sections(
+        self, setting: str, model: dict[str, Any], train: dict[str, Any], **arch: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The sections of a config: ``data``, without paths, and the others."""
         file = SHIPPED_CONFIGS / "criteo_sample.yaml"
         shipped = yaml.safe_load(file.read_text(encoding="utf-8"))
-        statistics, model, train = SETTINGS[setting]
-        own = {**ARCHITECTURES[arch], **({} if arch == "deepfm" else model), "arch": arch}
         kept = {k: v for k, v in shipped["model"].items() if not k.startswith("dcn_")}
-        tables = {**train["embedding_optimizer"]}
-        tables["learning_rate"] = _TABLE_RATES.get(arch, tables["learning_rate"])
-        train = {**train, "embedding_optimizer": tables}
         last = {"eval_every_epochs": shipped["train"]["epochs"]}
         columns: dict[str, Any] = {"label": {"kind": "label"}}
         columns |= {name: {"kind": "dense", "transform": ["log1p"]} for name in DENSE_NAMES}
         columns |= {name: {"kind": "categorical"} for name in SPARSE_NAMES}
         data: dict[str, Any] = {"format": "table", "split": "files", "columns": columns}
-        if statistics:
+        if SETTINGS[setting]:
             data["target_statistics"] = {f"{name}_rate": {"key": [name]} for name in SPARSE_NAMES}
         return data, {
-            "model": {**kept, **own},
+            "model": {**kept, **model, **arch},
             "train": {**shipped["train"], **last, **train},
             "run": {"report": False, "tensorboard": False},
         }
@@ -163,7 +174,7 @@ class Bench:
 
         def fit() -> Scored:
             files = self.parts(fold, inner=inner)
-            data, _ = self._sections("dlrm", "first order, L2")
+            data, _ = self._sections("first order, L2", {}, {})
             paths = {"path": str(files["train"]), "valid_path": str(files["held"])}
             sections = {"data": {**data, **paths}, "model": {}}
             splits = open_data(
@@ -196,8 +207,10 @@ def contenders(bench: Bench) -> dict[str, dict[str, Trial]]:
         for c in INVERSE_L2
     }
     for setting, arch in itertools.product(SETTINGS, ARCHITECTURES):
-        trial = partial(bench.model, arch=arch, setting=setting)
-        found[f"`{arch}`, {setting}"] = {setting: trial}
+        found[f"`{arch}`, {setting}"] = {
+            own: partial(bench.model, arch=arch, setting=setting, own=own)
+            for own in ARCHITECTURES[arch]
+        }
     return found
 
 
@@ -234,8 +247,8 @@ def table(found: Mapping[str, Mapping[int, tuple[str, Scored]]]) -> str:
         less = [_less(own, aucs[peer]) if name != peer else "" for peer in PEERS]
         settings = [setting for setting, _ in found.get(name, {}).values()]
         counts = [f"{s} ({settings.count(s)})" for s in dict.fromkeys(settings)]
-        if not counts or counts[0].partition(" (")[0] in name:
-            counts = []
+        if len(counts) == 1 and counts[0].startswith(" "):
+            counts = []  # there was nothing to choose
         cells = [name, _with_error(list(own.values())), *less, str(len(own)), "; ".join(counts)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -97,7 +97,19 @@ class RestCall final : public PredictCall,
 
   void refuse_stopped() { give(refusal_of({Code::kUnavailable, "the server is draining"})); }
 
-  // On the service's thread.
+  // What comes next: reading the body, or writing the answer. On the service's thread, or where
+  // that has ended.
+  void work() {
+    if (answered_) {
+      give(answer_of_reply());
+    } else {
+      read();
+    }
+  }
+
+  std::shared_ptr<RestCall> next;  // behind it in the service's queue
+
+ private:
   void read() {
     try {
       const Status status = read_message();
@@ -117,14 +129,15 @@ class RestCall final : public PredictCall,
     start(std::as_bytes(std::span(request_.message)));
   }
 
- private:
   // PredictCall
   std::byte* begin_reply(std::size_t bytes) override {
     reply_.resize(bytes);
     return reinterpret_cast<std::byte*>(reply_.data());
   }
   void send_reply() override {
-    service_.post([self = std::move(self_)] { self->give(self->answer_of_reply()); });
+    const auto self = std::move(self_);
+    answered_ = true;
+    if (!service_.post(self)) work();
   }
   void refuse(const Status& status) override {
     const auto self = std::move(self_);
@@ -185,6 +198,7 @@ class RestCall final : public PredictCall,
   std::string caller_;
   RestRequest request_;
   std::string reply_;
+  bool answered_ = false;           // reply_ is there
   std::shared_ptr<RestCall> self_;  // while PredictCall has it
 };
 
@@ -200,28 +214,22 @@ bool RestService::answers(const std::string& path) {
 
 std::shared_ptr<HttpCall> RestService::begin(HttpRequest request, HttpDone done) {
   auto call = std::make_shared<RestCall>(*this, std::move(request), std::move(done));
-  {
-    const MutexLock lock(mutex_);
-    if (!stopped_) {
-      work_.emplace_back([call] { call->read(); });
-      came_.notify_one();
-      return call;
-    }
-  }
+  if (post(call)) return call;
   call->refuse_stopped();
   return nullptr;
 }
 
-void RestService::post(std::function<void()> work) {
-  {
-    const MutexLock lock(mutex_);
-    if (!stopped_) {
-      work_.push_back(std::move(work));
-      came_.notify_one();
-      return;
-    }
+bool RestService::post(const std::shared_ptr<RestCall>& call) {
+  const MutexLock lock(mutex_);
+  if (stopped_) return false;
+  if (last_ == nullptr) {
+    first_ = call;
+  } else {
+    last_->next = call;
   }
-  work();
+  last_ = call.get();
+  came_.notify_one();
+  return true;
 }
 
 void RestService::stop() {
@@ -235,15 +243,16 @@ void RestService::stop() {
 
 void RestService::run() {
   while (true) {
-    std::function<void()> work;
+    std::shared_ptr<RestCall> call;
     {
       const MutexLock lock(mutex_);
-      while (work_.empty() && !stopped_) came_.wait(mutex_);
-      if (work_.empty()) return;
-      work = std::move(work_.front());
-      work_.pop_front();
+      while (first_ == nullptr && !stopped_) came_.wait(mutex_);
+      if (first_ == nullptr) return;
+      call = std::move(first_);
+      first_ = std::move(call->next);
+      if (first_ == nullptr) last_ = nullptr;
     }
-    work();
+    call->work();
   }
 }
 

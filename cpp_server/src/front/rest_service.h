@@ -10,8 +10,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -21,6 +19,8 @@
 #include "front/predict_service.h"
 
 namespace tessera {
+
+class RestCall;
 
 class RestService {
  public:
@@ -39,8 +39,9 @@ class RestService {
  private:
   friend class RestCall;
 
-  // Does `work` on the thread, or at once where that has ended.
-  void post(std::function<void()> work);
+  // Has the thread work on `call`; false: it has ended. Allocates nothing, so that a call that has
+  // been answered is answered in any case.
+  bool post(const std::shared_ptr<RestCall>& call);
   void run();
 
   const PredictContext& context_;
@@ -48,7 +49,8 @@ class RestService {
   Mutex mutex_;
   Condition came_;
   bool stopped_ TESSERA_GUARDED_BY(mutex_) = false;
-  std::deque<std::function<void()>> work_ TESSERA_GUARDED_BY(mutex_);
+  std::shared_ptr<RestCall> first_ TESSERA_GUARDED_BY(mutex_);  // of those that wait
+  RestCall* last_ TESSERA_GUARDED_BY(mutex_) = nullptr;
   std::thread thread_;
 };
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <sstream>
+#include <string_view>
 
 #include "common/text.h"
 
@@ -95,13 +96,27 @@ void load_libtorch() {
   }
 }
 
-// The folder where kernels/build.py puts the library, where this program was built beside it:
+// The file that this code is in: a program, or a shared library in somebody else's. Empty where it
+// cannot be told.
+fs::path own_file() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&load_operator_libraries), &info) == 0 ||
+      info.dli_fname == nullptr) {
+    return {};
+  }
+  // A program's name is what it was called by, which need not be a path.
+  const std::string_view name = info.dli_fname;
+  std::error_code failed;
+  const fs::path file = name.ends_with(".so") ? fs::canonical(info.dli_fname, failed)
+                                              : fs::read_symlink("/proc/self/exe", failed);
+  return failed ? fs::path() : file;
+}
+
+// The folder where kernels/build.py puts the library, where this code was built beside it:
 // CHECKOUT/build/cpp/PRESET/tessera-server -> CHECKOUT/kernels/lib. Empty elsewhere.
 fs::path checkout_libraries() {
-  std::error_code failed;
-  const fs::path program = fs::read_symlink("/proc/self/exe", failed);
-  const fs::path cpp = program.parent_path().parent_path();
-  if (failed || cpp.filename() != "cpp" || cpp.parent_path().filename() != "build") return {};
+  const fs::path cpp = own_file().parent_path().parent_path();
+  if (cpp.filename() != "cpp" || cpp.parent_path().filename() != "build") return {};
   return cpp.parent_path().parent_path() / "kernels" / "lib";
 }
 

@@ -11,12 +11,12 @@
 #include "front/repository_http.h"
 #include "front/rest_pages.h"
 #include "model/loader.h"
-#include "model/operator_libraries.h"
 #include "model/served_model.h"
 #include "package/manifest.h"
 #include "package/package_file.h"
 #include "package/records.h"
 #include "package/table_memory.h"
+#include "server/load_options.h"
 #include "server/package_trial.h"
 #include "server/version.h"
 
@@ -32,12 +32,6 @@ constexpr std::int64_t kBodiesShare = 4;
 constexpr Duration kFlush = std::chrono::seconds(1);
 
 }  // namespace
-
-std::vector<PublicKey> Server::read_keys(const ServerConfig& config) {
-  std::vector<PublicKey> keys;
-  for (const std::string& path : config.public_keys) keys.push_back(read_public_key(path));
-  return keys;
-}
 
 Server::Names Server::read_names(const ServerConfig& config) {
   Names result;
@@ -200,16 +194,6 @@ void Server::begin_to_serve() {
   signal_waiter_.wake();
 }
 
-LoadOptions Server::load_options() const {
-  return {.verify_golden = config_.verify_golden,
-          .require_signature = config_.require_signature,
-          .trusted = trusted_,
-          .library_folders = library_folders(config_.ops_dirs),
-          .load_timeout_s = config_.load_timeout_s,
-          .allow_ops = {config_.allow_ops.begin(), config_.allow_ops.end()},
-          .gpu = {.devices = config_.gpus, .max_batch_samples = config_.batch_limits.max_samples}};
-}
-
 std::unique_ptr<RepositoryManager> Server::make_manager() {
   if (config_.repositories.empty()) return nullptr;
   registry_.set_starting(true);
@@ -219,7 +203,7 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
   }
   const auto load = [this](const std::string& path, const RepositoryManager::Progress& progress,
                            bool beside) {
-    LoadOptions options = load_options();
+    LoadOptions options = load_options(config_, trusted_);
     options.load_timeout_s = 0;
     options.beside = beside;
     options.follow = config_.follow;
@@ -264,7 +248,7 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
 }
 
 void Server::load_all() {
-  const LoadOptions options = load_options();
+  const LoadOptions options = load_options(config_, trusted_);
   for (std::size_t i = 0; i < config_.models.size(); ++i) {
     const std::string& path = config_.models[i].path;
     log_.info("load",

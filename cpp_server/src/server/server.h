@@ -57,7 +57,6 @@ class Server {
   };
   enum class Loading { kRuns, kDone, kFailed };
 
-  static std::vector<PublicKey> read_keys(const ServerConfig& config);
   static Names read_names(const ServerConfig& config);
   std::string state() const;
   ServerFacts facts() const;
@@ -69,7 +68,6 @@ class Server {
   void begin_to_serve();
   // Health checks see whether `model` answers; a server that drains serves nothing.
   void tell_serving(const std::string& model, bool serving);
-  LoadOptions load_options() const;
   std::unique_ptr<RepositoryManager> make_manager();
   std::optional<int> wait_for_stop(TimePoint until);
   void reload(int signal);
