@@ -73,9 +73,13 @@ demo: install build-kernels  ## the whole way on generated data: train, package,
 demo-online: install build-kernels  ## a truth that drifts, a trainer that publishes, a server that follows: AUC on fresh rows
 	@$(BIN)/python examples/online.py --dir .demo-online
 
-# Two processes, as most tests use less than a core; all tests of a file go to one, with the file's fixtures.
+# Two processes, as most tests use less than a core; all tests of a file go to one, with the file's fixtures, and
+# tests/slow_files.py says which file comes first.  Threads that wait for work leave the cores to other processes.
+# Tests start hundreds of programs, which read the sources compiled even where Python is told not to write that.
+test: export OMP_WAIT_POLICY := passive
 test: install-dev build  ## every test that can run on this machine
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m compileall -q tessera tessera/training tessera/serving tessera/kernels
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 wheels: install-dev build  ## build what others install into dist/: tessera-rec, tessera-rec-server, tessera-rec-client
 	$(BIN)/python wheels/build.py --out dist

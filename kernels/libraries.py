@@ -9,6 +9,7 @@ importing ``fbgemm_gpu`` costs seconds and registers far more than it needs.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -148,7 +149,14 @@ def cpu_kernels() -> str:
     return found.decode()
 
 
+@functools.cache
 def fbgemm_version() -> str:
-    """The installed fbgemm-gpu's version, of whichever wheel; empty where there is none."""
+    """The installed fbgemm-gpu's version, of whichever wheel; empty where there is none.
+
+    A wheel of another make, which does not say what it installs, is found by a look at every file of every wheel.
+    """
+    for wheel in metadata.distributions():
+        if "fbgemm_gpu" in (wheel.read_text("top_level.txt") or "").split():
+            return wheel.version
     installed = metadata.packages_distributions().get("fbgemm_gpu", [])
     return metadata.version(installed[0]) if installed else ""

@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, register_random, settings
 
 from tessera.serving.packaging.trace import generated_code_forgotten
+from tests.slow_files import slow_files_first
 
 # No deadlines: how long an example takes says how busy the machine is.
 common = settings(
@@ -46,6 +47,15 @@ register_random(torch_random)
 def pytest_configure(config):
     given = config.getoption("hypothesis_seed", None)
     torch_random.base = int(given) % 2**32 if given else 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Several processes take the files in the order of the collection (``--no-loadscope-reorder``)."""
+    if hasattr(config, "workerinput"):
+        paths = [item.nodeid.partition("::")[0] for item in items]
+        place = {path: number for number, path in enumerate(slow_files_first(paths))}
+        items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,6 +5,7 @@ import resource
 import socket
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -104,6 +105,21 @@ def test_operators_that_are_not_there(monkeypatch):
     monkeypatch.setattr(libraries, "cpu_kernels", missing)
     found = doctor_checks.operators()
     assert (found.status, found.remedy) == ("problem", "build it with: make build")
+
+
+def test_fbgemms_version_is_that_of_the_wheel_that_installs_it(monkeypatch):
+    found = libraries.fbgemm_version.__wrapped__
+    silent = SimpleNamespace(version="1.7.0", read_text=lambda _: None)
+    telling = SimpleNamespace(version="1.8.0", read_text={"top_level.txt": "fbgemm_gpu\n"}.get)
+    monkeypatch.setattr(metadata, "distributions", lambda: [silent, telling])
+    assert found() == "1.8.0"
+    # Where no wheel says what it installs, its files do.
+    monkeypatch.setattr(metadata, "distributions", lambda: [silent])
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"fbgemm_gpu": ["fbgemm"]})
+    monkeypatch.setattr(metadata, "version", {"fbgemm": "1.7.0"}.get)
+    assert found() == "1.7.0"
+    monkeypatch.setattr(metadata, "packages_distributions", dict)
+    assert found() == ""
 
 
 def test_fbgemm(monkeypatch):

@@ -36,6 +36,7 @@ FREE_ON_RESUME = (
     "data.workers",
     "train.checkpoint_every_steps",
     "train.keep_checkpoints",
+    "train.cuda_graphs",
     "train.device",
     "train.pipeline",
     "train.sharding",
@@ -209,6 +210,8 @@ class TrainConfig:
         precision: what layers compute in, also in evaluations; weights stay float32.  ``tf32`` (GPUs):
             matrix products round their inputs to 10 bits.  ``bf16``: all is bfloat16 but batch norms and
             the logits' layers, on GPUs pooled vectors, too.
+        cuda_graphs: whether a GPU is given layers as recorded graphs, which is faster where it waits for
+            the CPU; layers then must not decide by values, such as ``if x.max() > 1``.
         pipeline: what overlaps with a step: the copy of the next batch to the device
             (``plain``), also the travel of its ids to the ranks that hold their rows
             (``sparse_dist``), also bringing its rows from host memory into a cache on the GPU
@@ -239,6 +242,7 @@ class TrainConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     sharding: str = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    cuda_graphs: bool = False
     pipeline: Literal["auto", "plain", "sparse_dist", "prefetch"] = "auto"
 
     def __post_init__(self) -> None:
@@ -246,6 +250,8 @@ class TrainConfig:
         check.at_least_one(self, "eval_every_epochs eval_every_steps patience")
         check.at_least_one(self, "checkpoint_every_steps log_every_steps")
         check.not_negative(self, "seed")
+        if self.cuda_graphs and self.device == "cpu":
+            raise UserError("cuda_graphs=True: it is for GPUs; leave it out, or set device=cuda")
         for name in ("label_weights", "positive_weights"):
             for label, weight in getattr(self, name).items():
                 if not 0 < weight < math.inf:

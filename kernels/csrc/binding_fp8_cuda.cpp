@@ -7,6 +7,9 @@
 #include <torch/library.h>
 
 #include "binding_fp8.h"
+#ifdef TESSERA_CUBLASLT
+#include "cublas_fp8.h"
+#endif
 #include "cuda_layers_fp8.h"
 
 namespace tessera {
@@ -39,6 +42,37 @@ const uint8_t* bytes_of(const Tensor& tensor) {
   return static_cast<const uint8_t*>(tensor.const_data_ptr());
 }
 
+// `result` as the product with its ReLU by one call of cuBLASLt; false where that is not possible,
+// or the library was built without it.
+bool multiplied_with_relu([[maybe_unused]] const Tensor& input,
+                          [[maybe_unused]] const Tensor& weight,
+                          [[maybe_unused]] const OptionalTensor& bias,
+                          [[maybe_unused]] const Tensor& first_scale,
+                          [[maybe_unused]] const Tensor& second_scale,
+                          [[maybe_unused]] Tensor& result) {
+#ifdef TESSERA_CUBLASLT
+  constexpr int64_t kWorkspace = 32 << 20;  // what cuBLAS advises for Hopper
+  const Tensor workspace = at::empty({kWorkspace}, input.options().dtype(at::kByte));
+  CublasFp8 job{};
+  job.input = bytes_of(input);
+  job.weight = bytes_of(weight);
+  job.bias = bias.has_value() ? bias->const_data_ptr() : nullptr;
+  job.scales[0] = first_scale.const_data_ptr<float>();
+  job.scales[1] = second_scale.const_data_ptr<float>();
+  job.out = result.mutable_data_ptr();
+  job.narrow_out = result.scalar_type() == kE4m3;
+  job.rows = input.size(0);
+  job.inputs = weight.size(1);
+  job.outputs = weight.size(0);
+  job.input_stride = input.stride(0);
+  job.workspace = workspace.mutable_data_ptr();
+  job.workspace_bytes = static_cast<size_t>(kWorkspace);
+  return launch_relu_product_fp8(job, c10::cuda::getCurrentCUDAStream());
+#else
+  return false;
+#endif
+}
+
 // The product with its scales, bias and ReLU as `type`.  (A scale of the result, which the function
 // takes as well, has no effect in torch 2.11.)
 Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
@@ -48,6 +82,12 @@ Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& 
   const bool aligned = (input.stride(0) | weight.size(0) | weight.size(1)) % kWhole == 0 &&
                        reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kWhole == 0;
   if (aligned && multiplies_float8(input.device().index())) {
+    if (relu) {
+      Tensor result = at::empty({input.size(0), weight.size(0)}, input.options().dtype(type));
+      if (multiplied_with_relu(input, weight, bias, first_scale, second_scale, result)) {
+        return result;
+      }
+    }
     Tensor result = at::_scaled_mm(input, weight.t(), first_scale, second_scale, bias, c10::nullopt,
                                    type, /*use_fast_accum=*/true);
     if (!relu) return result;

@@ -111,6 +111,19 @@ def test_a_privately_changed_page_of_a_mapped_checkpoint_is_not_lost(tmp_path: P
     assert weights.sum() == (1 << 20) + 6
 
 
+def test_whose_the_pages_of_a_small_tensor_are_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(spill, "_lies_in_its_file", asked.append)
+    torch.save({"w": torch.ones(spill.RELEASED_FROM_BYTES // 4)}, tmp_path / "w.pt")
+    weights = torch.load(tmp_path / "w.pt", mmap=True, weights_only=True)["w"]
+    MappedPages(weights[1:]).release(weights[1:])
+    assert asked == []
+    MappedPages(weights)
+    assert asked == [weights.data_ptr()]
+
+
 def test_memory_that_is_no_files_is_left_alone() -> None:
     values = torch.arange(1 << 20)
     pages = MappedPages(values)

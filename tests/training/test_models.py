@@ -95,6 +95,22 @@ def test_dot_interaction_trains_under_autocast():
     torch.testing.assert_close(x.grad, x.detach().sum(1, keepdim=True) - x.detach())
 
 
+def test_dot_interaction_of_narrow_numbers():
+    """Five vectors are given three of zeros."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-4, 5, (6, 5, 16), generator=generator).bfloat16().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    interaction = DotInteraction(5)
+    # Whole numbers: every sum is exact but for its rounding to bfloat16 at the end.
+    dots = torch.bmm(wide, wide.mT).flatten(1).index_select(1, interaction.pairs_P)
+    grad = torch.randint(-2, 3, dots.shape, generator=generator)
+    found = interaction(x)
+    found.backward(grad.bfloat16())
+    dots.backward(grad.double())
+    assert torch.equal(found, dots.bfloat16())
+    assert torch.equal(x.grad, wide.grad.bfloat16())
+
+
 def test_the_cross_network_is_its_equation():
     net = LowRankCrossNet(5, num_layers=2, low_rank=3)
     x_0 = torch.randn(4, 5)

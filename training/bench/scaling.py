@@ -51,6 +51,7 @@ from tessera.training.distributed.planner import (
 from tessera.training.distributed.planner.stats import report_text
 from tessera.training.distributed.train_pipeline.pipelines import TrainPipelineBase
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tessera.training.trainer.graphs import record_layers
 from tessera.training.trainer.precision import (
     Precision,
     check_precision,
@@ -103,6 +104,7 @@ class Settings:
     steps: int
     rounds: int
     precision: Precision = "fp32"
+    cuda_graphs: bool = False
 
 
 class MeasuredTrain(DLRMTrain):
@@ -162,6 +164,9 @@ def build(rows: list[int], device: torch.device, settings: Settings, rank: int) 
     prepare_layers(
         sharded.module, settings.precision, device, logit_layers=["model.over_arch.model.1"]
     )
+    if settings.cuda_graphs:
+        arch = sharded.module.get_submodule("model")
+        record_layers(arch, partial(layers_in, settings.precision, device, caches=False))
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     return sharded, torch.optim.Adam(dense.values(), lr=1e-3), measured
 
@@ -266,10 +271,17 @@ def main() -> None:
     parser.add_argument(
         "--precision", choices=get_args(Precision), default="fp32", help="default: fp32"
     )
+    parser.add_argument("--cuda-graphs", action="store_true", help="record the layers")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
     settings = Settings(
-        args.device, args.rows_cap, args.batch_size, args.steps, args.rounds, args.precision
+        args.device,
+        args.rows_cap,
+        args.batch_size,
+        args.steps,
+        args.rounds,
+        args.precision,
+        args.cuda_graphs,
     )
     print(f"{machine()}{f', {torch.cuda.get_device_name()}' if args.device == 'cuda' else ''}")
     worlds = [int(number) for number in args.worlds.split(",")]

@@ -84,6 +84,7 @@ def experiment(
             "device": args.device,
             "pipeline": args.pipeline,
             "precision": precision,
+            "cuda_graphs": args.cuda_graphs,
         },
         "run": {"tensorboard": False, "report": False},
     }
@@ -92,7 +93,13 @@ def experiment(
 def scaling_speed(args: argparse.Namespace, world: int, precision: Precision) -> float:
     """Samples per second of the better loop of `scaling`."""
     settings = Settings(
-        args.device, args.rows_cap, args.batch_size, args.steps, args.rounds, precision
+        args.device,
+        args.rows_cap,
+        args.batch_size,
+        args.steps,
+        args.rounds,
+        precision,
+        args.cuda_graphs,
     )
     found = measure_world(world, settings)["contenders"]
     return max(float(figure["samples_per_s"]) for figure in found.values())
@@ -186,6 +193,7 @@ def main() -> None:
     parser.add_argument(
         "--precisions", default="fp32", help="values of train.precision; default: fp32"
     )
+    parser.add_argument("--cuda-graphs", action="store_true", help="train.cuda_graphs, of both")
     parser.add_argument("--log-steps", type=int, default=LOG_STEPS, help="steps of a log row")
     parser.add_argument("--seconds", type=float, default=30, help="of the command, after warm-up")
     parser.add_argument("--loader-seconds", type=float, default=3, help="of the loader alone")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +31,10 @@ from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrappe
 from tessera.training.optim.optimizers import SGD, Adagrad, in_backward_optimizer_filter
 from tessera.training.trainer.averages import WeightAverages
 from tessera.training.trainer.checkpoint_file import Checkpoint
+from tessera.training.trainer.graphs import record_layers
 from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.placement import caches_rows, plan_for
-from tessera.training.trainer.precision import prepare_layers, vectors_in
+from tessera.training.trainer.precision import layers_in, prepare_layers, vectors_in
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.retrieval import ItemSampler
 from tessera.training.trainer.retrieval_evaluation import RetrievalData
@@ -311,6 +313,9 @@ def assemble(
         ) from error
     layers = ranking.logit_layers()
     prepare_layers(parallel.module, precision, device, logit_layers=layers)
+    if config.train.cuda_graphs:
+        arch = parallel.module.get_submodule("arch")
+        record_layers(arch, partial(layers_in, precision, device, caches=False))
     parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     return Assembly(
         model=parallel,

@@ -76,11 +76,13 @@ def products_in(precision: Precision) -> Iterator[None]:
         matmul.allow_tf32 = before
 
 
-def layers_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """The context of a forward pass."""
+def layers_in(
+    precision: Precision, device: torch.device, *, caches: bool = True
+) -> AbstractContextManager[None]:
+    """The context of a forward pass; ``caches``: weights are rounded once in it, however often they are used."""
     if precision != "bf16":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=caches)
 
 
 def vectors_in(precision: Precision, device: torch.device) -> dict[str, str]:

@@ -22,6 +22,9 @@ from tessera.errors import UserError
 SPILLED_FROM_BYTES = 64 << 20
 """Smaller buffers stay in memory."""
 
+RELEASED_FROM_BYTES = 1 << 20
+"""The pages of smaller tensors are kept: to ask whose they are, the kernel looks at every page of the process."""
+
 # <asm-generic/mman-common.h>; the second loses what was written to a private mapping.
 _MADV_RANDOM = 1
 _MADV_DONTNEED = 4
@@ -88,12 +91,16 @@ class MappedPages:
     """Lets the pages of a mapped tensor on the CPU go once they have been used.
 
     Values stay as they are, and the pages stay in the page cache; they are just no longer this
-    process's.  For a tensor in ordinary memory, or a private mapping (of a checkpoint) that somebody
-    has written to, nothing happens.  From now on nobody writes to a tensor whose mapping is private.
+    process's.  For a small tensor, one in ordinary memory, or a private mapping (of a checkpoint) that
+    somebody has written to, nothing happens.  From now on nobody writes to a tensor whose mapping is private.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._of_file = tensor.device.type == "cpu" and _lies_in_its_file(tensor.data_ptr())
+        self._of_file = (
+            tensor.device.type == "cpu"
+            and tensor.nbytes >= RELEASED_FROM_BYTES
+            and _lies_in_its_file(tensor.data_ptr())
+        )
 
     def release(self, part: Tensor) -> None:
         """Let go of the pages that only ``part``, a contiguous piece of the tensor, lies in."""
