@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +210,31 @@ def test_what_cannot_be_inferred_is_one_line(
     shutil.copy(tmp_path / "a.csv", tmp_path / "o.yaml")
     assert main(["schema", str(tmp_path / "a.csv"), "--label", "x", *out]) == 2
     assert "is there already; give another name or --overwrite" in capsys.readouterr().err
+
+
+READS_AHEAD = """
+import sys, threading, time
+from tessera.cli import main
+from tessera.training.data.table import common
+
+def slowly(self, size, read=common.Utf8Text.read):
+    block = read(self, size)
+    if threading.current_thread() is not threading.main_thread():
+        if common.began:
+            time.sleep(2)
+        common.began = True
+    return block
+
+common.began = False
+common.Utf8Text.read = slowly
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_program_ends_in_order_while_a_thread_reads_ahead(tmp_path):
+    rows = tmp_path / "rows.csv"
+    rows.write_text("click,price\n" + "1,22.50\n" * 3_000_000)
+    arguments = ["schema", str(rows), "--label", "price", "--out", str(tmp_path / "data.yaml")]
+    command = [sys.executable, "-c", READS_AHEAD, *arguments, "--rows", "10"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

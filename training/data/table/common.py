@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import difflib
+import gc
 import gzip
 import io
+import time
+import weakref
 import zlib
 from contextlib import ExitStack
 from typing import Any, BinaryIO, cast
@@ -29,6 +33,10 @@ LINE_COLUMN = "tessera.line"
 DAMAGED = (pa.ArrowException, gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError, OSError)
 """What readers raise where a file is not what its name says."""
 
+_READERS_END_S = 10.0
+"""What the threads that read ahead may take at the end of the program."""
+_LOOK_S = 0.01
+
 _LONGEST_SHOWN = 60
 _MOST_SHOWN = 20
 
@@ -51,6 +59,7 @@ class Utf8Text(io.RawIOBase):
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._decoder = codecs.getincrementaldecoder("utf-8")()
+        _texts.add(self)
 
     def readable(self) -> bool:
         """See `io.IOBase`."""
@@ -62,6 +71,23 @@ class Utf8Text(io.RawIOBase):
         if size != 0:
             self._decoder.decode(block, final=not block)
         return block
+
+
+_texts: weakref.WeakSet[Utf8Text] = weakref.WeakSet()
+
+
+@atexit.register
+def _wait_for_readers() -> None:
+    """Let pyarrow's threads end what they read ahead of rows that nobody wants any more.
+
+    They hold the file until then, and Python ends the whole process by SIGABRT if one of them comes back to it
+    while the interpreter ends.
+    """
+    if _texts:
+        gc.collect()
+    until = time.monotonic() + _READERS_END_S
+    while _texts and time.monotonic() < until:
+        time.sleep(_LOOK_S)
 
 
 def unreadable(path: Location, error: Exception) -> UserError:
