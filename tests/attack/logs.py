@@ -3,9 +3,8 @@
 ``python -m tests.attack.logs --server cpp --faults 10000`` spoils the next commit of a version again and again: it is missing,
 repeated, out of order, cut, empty, changed in a bit, of another package or another chain, signed with another key, with other
 answers, or stale after the log was rolled back; beside it lie the drafts of publishers that were killed. Each time the
-server has to tell the reason, keep the state that it had, and take the right commit once it is there. At the log's end it is taken
-back to its first commit, and goes on from there. Every ``--kill-every`` faults the server is killed with SIGKILL and started
-again. What is held to:
+server has to tell the reason, keep the state that it had, and take the right commit once it is there. Every
+``--kill-every`` faults it is killed with SIGKILL and started again. What is held to:
 
 * each answer has the bits of the whole package of the commit that it names, and no call fails but by a kill;
 * each fault is noticed, once, for its own reason, and nothing of it is taken.
@@ -26,7 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.serving.commits.chain import commit_name
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.signing import generate_keys, read_private_key, sign_package
 from tessera.training.models.config import TableConfig
@@ -113,38 +111,31 @@ class Attack:
 
     def run(self, faults: int, kill_every: int) -> None:
         """Spoil so many commits; the server is killed after every ``kill_every`` of them."""
-        version = FollowedVersion(self._folder / "models", self._history)
-        version.put(1, self._history.commits[1])
-        done, at = 0, 1
+        done = life = 0
         while done < faults:
-            until = min(done + kill_every, faults)
-            with self._server(version) as server:  # started again, it replays the log so far
-                with Callers(server, self._messages, self._right, commit_of, threads=2) as callers:
-                    while done < until:
-                        if at >= COMMITS - 2:
-                            at = self._begin_again(server, version, at)
-                        at = self._spoil(server, version, at)
-                        done += 1
-                self.ends["answers that were checked"] += sum(callers.answered.values())
-                self.ends["NOT KEPT: wrong answers"] += len(callers.wrong)
-                server.process.kill()
-                server.process.wait()
-            self.ends["kills"] += 1
+            life += 1
+            version = FollowedVersion(self._folder / f"life-{life}", self._history)
+            version.put(1, self._history.commits[1])
+            at = 1
+            # Until the log has come to its end; a server that is started again replays it so far.
+            while done < faults and at < COMMITS - 2:
+                until = min(done + kill_every, faults)
+                with self._server(version) as server:
+                    with Callers(
+                        server, self._messages, self._right, commit_of, threads=2
+                    ) as callers:
+                        while done < until and at < COMMITS - 2:
+                            at = self._spoil(server, version, at)
+                            done += 1
+                    self.ends["answers that were checked"] += sum(callers.answered.values())
+                    self.ends["NOT KEPT: wrong answers"] += len(callers.wrong)
+                    server.process.kill()
+                    server.process.wait()
+                self.ends["kills"] += 1
 
     def _server(self, version: FollowedVersion) -> RunningServer:
         keys = ("--require-signature", "--public-key", self._folder / "trusted.pub")
         return RunningServer(self._kind, "--model-repository", version.repository, *FLAGS, *keys)
-
-    def _begin_again(self, server: RunningServer, version: FollowedVersion, at: int) -> int:
-        """The log has come to its end: everything but the first commit is taken back, and removed; returns 1."""
-        version.fence({number: self._history.sha256(number) for number in range(2, at + 1)})
-        server.wait_for(lambda: _told(server, "gap").commit == 1)
-        for path in version.log.iterdir():
-            if path.name not in {commit_name(1), "fenced.json"}:
-                path.unlink()
-        version.fence({})
-        self.ends["logs taken back"] += 1
-        return 1
 
     def _spoil(self, server: RunningServer, version: FollowedVersion, at: int) -> int:
         """One fault in front of the commit after ``at``, and its end; returns the commit that is served then."""
@@ -191,7 +182,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--server", choices=list(commands()), required=True, help="which server")
     parser.add_argument("--faults", type=int, default=10_000, help="spoilt commits")
-    parser.add_argument("--kill-every", type=int, default=100, help="faults between two kills")
+    parser.add_argument("--kill-every", type=int, default=10, help="faults between two kills")
     parser.add_argument("--seed", type=int, default=1, help="of faults and requests")
     return parser.parse_args(arguments)
 
