@@ -114,20 +114,12 @@ attack-logs: install-dev build  ## spoilt logs of commits before servers that fo
 	$(BIN)/python -m tests.attack.logs --server python --faults $(FAULTS)
 
 SANITIZERS ?= asan tsan
-SANITIZED_TESTS ?= tests/attack/test_floods.py tests/conformance
+SANITIZED_TESTS ?=
 SANITIZED_CALLS ?= 20000
 
-# torch, protobuf and nghttp2 are not instrumented; tsan.supp names their libraries and nothing of ours.
-# Requests that are too large for memory are to be refused as without a sanitizer.
-sanitize: export ASAN_OPTIONS := allocator_may_return_null=1
-sanitize: export TSAN_OPTIONS := allocator_may_return_null=1:suppressions=$(CURDIR)/cpp_server/tests/tsan.supp
 sanitize: install-dev build-kernels  ## the C++ tests, floods, conformance suite and calls under faults with ASan + UBSan, then TSan (hours); SANITIZERS=asan
 	@for preset in $(SANITIZERS); do \
-	  built=$(CURDIR)/build/cpp/$$preset; \
-	  PYTHON=$(BIN)/python cpp_server/build.sh $$preset || exit 1; \
-	  for tests in unit_tests http2_tests front_tests torch_tests; do $$built/tests/$$tests --gtest_brief=1 || exit 1; done; \
-	  TESSERA_CPP_SERVER=$$built/tessera-server $(BIN)/python -m pytest -q $(SANITIZED_TESTS) -k cpp || exit 1; \
-	  TESSERA_CPP_SERVER=$$built/tessera-server $(BIN)/python -m tests.attack.faults --server cpp --calls $(SANITIZED_CALLS) || exit 1; \
+	  PYTHON=$(BIN)/python CALLS=$(SANITIZED_CALLS) cpp_server/sanitize.sh $$preset $(SANITIZED_TESTS) || exit 1; \
 	done
 
 check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnings as errors

@@ -61,7 +61,7 @@ clang=$(compgen -c | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -1 || true
 if [[ $preset == fuzz ]]; then # the fuzzers alone: Clang's warnings are not held for the rest
   [[ -n $clang ]] || { echo "the fuzzers are not built: apt-get install clang libclang-rt-dev"; exit 0; }
   launcher+=(-DCMAKE_CXX_COMPILER="$clang")
-  targets=(fuzz_request fuzz_package fuzz_http2)
+  targets=(fuzz_request fuzz_package fuzz_http2 fuzz_http)
 elif [[ $preset == tsan && -n $clang ]]; then # tests/tsan.supp was made with it
   clang=$(command -v "$clang")
   launcher+=(-DCMAKE_CXX_COMPILER="$clang")

@@ -248,6 +248,8 @@ TEST(BatchScheduler, GivesWorkersWhatIsQueuedAndEnds) {
   queue.close();
   workers.clear();
   EXPECT_EQ(taken, 500);
+  std::vector<DroppedPart> dropped;
+  EXPECT_EQ(queue.submit(items.emplace_back(1).parts(), dropped).code, Code::kUnavailable);
 }
 
 TEST(BatchScheduler, WakesASpareWorkerForHeavyWorkAlone) {

@@ -162,7 +162,7 @@ TEST_F(ManagerTest, AVersionThatAnswersACallWaitsForIt) {
   auto held = find();
   put(2, "good");
   until([&] { return answering() == "2"; });
-  EXPECT_EQ(entry("1").state, VersionState::kUnloading);
+  until([&] { return entry("1").state == VersionState::kUnloading; });
   EXPECT_EQ(held->version(), "1");
   held.reset();
   until([&] { return entry("1").state == VersionState::kUnavailable; });
@@ -178,7 +178,7 @@ TEST_F(ManagerTest, AFailureChangesNothingAndIsToldAndTriedAgain) {
   EXPECT_EQ(answering(), "1");
   EXPECT_GE(manager->load_counts().at(0).failed, 1u);
   put(2, "good");
-  until([&] { return answering() == "2"; });
+  until([&] { return entry("2").state == VersionState::kReady; });
   EXPECT_EQ(entry("2").reason, "");
 }
 

@@ -4,8 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -16,9 +17,8 @@ namespace tessera {
 namespace {
 
 std::vector<std::byte> bytes_of(std::string_view text) {
-  std::vector<std::byte> bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
 }
 
 struct RecentRequestsTest : testing::Test {
@@ -86,10 +86,12 @@ TEST_F(RecentRequestsTest, AVersionIsCalledWithThem) {
   EXPECT_EQ(counts.answered, 1);
   EXPECT_EQ(counts.unfit, 1);
   EXPECT_EQ(counts.failed, 0);
-  // A version that has stopped answers none, and nobody waits for it.
+  // A version that has stopped refuses them.
   model->drain();
   model->close();
-  EXPECT_EQ(warm_up_with(recent.of("m"), *model, clock).answered, 0);
+  const WarmUpCounts stopped = warm_up_with(recent.of("m"), *model, clock);
+  EXPECT_EQ(stopped.answered, 0);
+  EXPECT_EQ(stopped.failed, 1);
 }
 
 }  // namespace

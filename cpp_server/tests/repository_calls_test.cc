@@ -53,6 +53,13 @@ class FakeControl final : public RepositoryControl {
     return asked_;
   }
 
+  // Returns once every answer has been given.
+  void stop() {
+    std::vector<std::jthread> left;
+    const MutexLock lock(mutex_);
+    left.swap(answering_);
+  }
+
  private:
   void answer(std::string what, Done done) {
     const MutexLock lock(mutex_);
@@ -85,6 +92,8 @@ struct RepositoryCallsTest : testing::Test {
 
   ~RepositoryCallsTest() override {
     front.stop(std::chrono::seconds(1));
+    explicit_control.stop();
+    polling_control.stop();
     front.release();
   }
 

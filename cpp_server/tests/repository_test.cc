@@ -193,7 +193,7 @@ TEST(ServingConfigTest, SaysWhatIsWrong) {
       {"\xff", "f: not UTF-8 text; save it as such"},
   };
   for (const auto& [yaml, error] : cases) {
-    EXPECT_EQ(error_of([&] { parse_serving_config(yaml, "f"); }), error) << yaml;
+    EXPECT_EQ(error_of([&text = yaml] { parse_serving_config(text, "f"); }), error) << yaml;
   }
 }
 
@@ -284,7 +284,7 @@ TEST(ControlRecordTest, SaysWhatIsWrong) {
        "f: is not JSON: it is nested more than 3 deep; write it anew or remove it"},
   };
   for (const auto& [json, error] : cases) {
-    EXPECT_EQ(error_of([&] { parse_control_record(json, "f"); }), error) << json;
+    EXPECT_EQ(error_of([&text = json] { parse_control_record(text, "f"); }), error) << json;
   }
   EXPECT_NE(error_of([] { parse_control_record(std::string(60'000, '['), "f"); }), "");
   EXPECT_EQ(parse_control_record("{}", "f"), ControlRecord{});

@@ -48,6 +48,7 @@ from tests.attack.attacking import ROOT, start_floods
 from tests.attack.attacking import Server as Address
 from tests.attack.watching import footprint, scores
 from tests.attack.wire import GREETING, data, message, open_call
+from tests.conformance.conformance_harness import CPP_PROGRAM
 from tests.package_factory import make_package
 
 REQUESTS = 100
@@ -55,7 +56,7 @@ TIMEOUT_S = calling.TIMEOUT_S
 BROKEN = "BROKEN"
 PROGRAMS = {
     "python": [sys.executable, "-m", "tessera", "serve"],
-    "cpp": [os.environ.get("TESSERA_CPP_SERVER", f"{ROOT}/build/cpp/release/tessera-server")],
+    "cpp": [str(CPP_PROGRAM)],
 }
 HANGS_UP = {"python"}
 """The servers that may end connections under calls which they have not accepted, at the end of their drain."""

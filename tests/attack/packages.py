@@ -27,9 +27,9 @@ from tessera.serving.commands import verify as verify_command
 from tessera.serving.package.signing import generate_keys, read_private_key, sign_package
 from tessera.serving.server.config import ModelSource
 from tessera.serving.server.model.loader import PackageLoader
+from tests.conformance.conformance_harness import CPP_PROGRAM
 from tests.package_factory import make_package
 
-SERVER = Path(__file__).resolve().parents[2] / "build/cpp/release/tessera-server"
 ALLOWED_BYTES = 64 << 20
 
 MEASURED = """
@@ -137,7 +137,7 @@ def cpp_server(key: Path | None) -> Program:
     def run(path: Path) -> Outcome:
         with tempfile.TemporaryFile("w+", errors="backslashreplace") as stderr:
             command = [sys.executable, "-I", "-S", "-c", MEASURED]
-            command += [str(SERVER), "--model", str(path), *flags]
+            command += [str(CPP_PROGRAM), "--model", str(path), *flags]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=True)
             status, peak = map(int, done.stdout.split())
             stderr.seek(0)
@@ -156,7 +156,7 @@ def cpp_server(key: Path | None) -> Program:
 def programs(key: Path | None) -> dict[str, Program]:
     """Return the programs that are here, by name; with a ``key`` they ask for its signature."""
     found = {"verify": verify(key), "python": python_server(key)}
-    return found | ({"cpp": cpp_server(key)} if SERVER.exists() else {})
+    return found | ({"cpp": cpp_server(key)} if CPP_PROGRAM.exists() else {})
 
 
 @dataclass(frozen=True, kw_only=True)

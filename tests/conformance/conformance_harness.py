@@ -34,12 +34,15 @@ LIMITS = ("--max-request-samples", "1000", "--max-request-ids", "100000")
 """Limits of the server that most tests use, near enough to be reached."""
 
 
+CPP_PROGRAM = Path(
+    os.environ.get("TESSERA_CPP_SERVER", REPOSITORY / "build/cpp/release/tessera-server")
+)
+"""The C++ server; its other programs are beside it.  ``TESSERA_CPP_SERVER`` names another build."""
+
+
 def cpp_program():
-    """The built C++ server, or None.  ``TESSERA_CPP_SERVER`` names another build."""
-    path = Path(
-        os.environ.get("TESSERA_CPP_SERVER", REPOSITORY / "build/cpp/release/tessera-server")
-    )
-    return path if path.exists() else None
+    """The C++ server, or None where it is not built."""
+    return CPP_PROGRAM if CPP_PROGRAM.exists() else None
 
 
 def commands():

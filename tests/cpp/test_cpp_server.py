@@ -20,13 +20,14 @@ import pytest
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.conformance.conformance_harness import CPP_PROGRAM
 from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
 
-BUILD = Path(__file__).resolve().parents[2] / "build/cpp/release"
+BUILD = CPP_PROGRAM.parent
 
 pytestmark = pytest.mark.skipif(
-    not (BUILD / "tessera-server").exists(), reason="the C++ server is not built (make build)"
+    not CPP_PROGRAM.exists(), reason="the C++ server is not built (make build)"
 )
 
 
@@ -43,7 +44,7 @@ def package(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("program", ["unit_tests", "front_tests", "torch_tests"])
+@pytest.mark.parametrize("program", ["unit_tests", "http2_tests", "front_tests", "torch_tests"])
 def test_unit_tests(program):
     done = run(BUILD / "tests" / program, "--gtest_brief=1")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
@@ -51,10 +52,13 @@ def test_unit_tests(program):
 
 @pytest.fixture
 def bare_server(package):
-    """The server with an empty environment: no PATH, no Python."""
-    command = [BUILD / "tessera-server", "--model", package, "--host", "127.0.0.1"]
+    """The server with an empty environment (but for a sanitizer's options): no PATH, no Python."""
+    options = {name: os.environ[name] for name in os.environ if name.endswith("SAN_OPTIONS")}
+    command = [CPP_PROGRAM, "--model", package, "--host", "127.0.0.1"]
     command += ["--port", "0", "--http-port", "0", "--drain-propagation-ms", "0"]
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env={})
+    process = subprocess.Popen(
+        list(map(str, command)), stderr=subprocess.PIPE, text=True, env=options
+    )
     yield process
     process.kill()
     process.wait()
@@ -88,7 +92,7 @@ def test_clients_that_send_on_through_the_end_hear_unavailable(package):
     """Nobody is told CANCELLED, which gRPC says of calls that reach it while it shuts down."""
     drawer = RequestDrawer(read_schema(package), Draw(ids="uniform"), seed=0)
     content = encode_request(drawer.samples(1))
-    command = [BUILD / "tessera-server", "--model", package, "--host", "127.0.0.1"]
+    command = [CPP_PROGRAM, "--model", package, "--host", "127.0.0.1"]
     command += ["--port", "0", "--http-port", "0", "--drain-propagation-ms", "0"]
     seen = collections.Counter()
     for _ in range(3):
@@ -305,7 +309,7 @@ def test_a_broken_operator_library_is_named(tmp_path):
     broken = tmp_path / "fbgemm_gpu_tbe_inference.so"
     broken.write_bytes(b"no library")
     done = run(
-        BUILD / "tessera-server",
+        CPP_PROGRAM,
         *flags,
         env={**os.environ, "TESSERA_OPS_DIR": str(tmp_path)},
     )

@@ -16,11 +16,12 @@ from tessera.serving.commands import inspect
 from tessera.serving.package.generate import HEADER, header
 from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
 from tessera.serving.package.records import Records
-from tests.attack.packages import SERVER, in_this_process
+from tests.attack.packages import in_this_process
+from tests.conformance.conformance_harness import CPP_PROGRAM
 from tests.packaging.archives import in_version_3, in_version_4, read_records, write_records
 from tests.patience import PATIENCE_S
 
-READER = SERVER.parent / "tests" / "read_manifests"
+READER = CPP_PROGRAM.parent / "tests" / "read_manifests"
 
 RAW = (
     *("-1", "0", "1", "1.5", "3.0", "1e2", "-0.0", "1000000000000", "9223372036854775807"),

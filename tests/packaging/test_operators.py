@@ -15,7 +15,7 @@ from tessera.serving.package.loading import load_package
 from tessera.serving.package.operators import ALLOWED_OPERATORS
 from tessera.serving.package.records import PackageError
 from tessera.serving.package.scripted_source import SourceError, check_source
-from tests.attack.packages import SERVER
+from tests.conformance.conformance_harness import CPP_PROGRAM
 from tests.packaging.archives import read_records, with_record
 from tests.patience import PATIENCE_S
 
@@ -96,7 +96,7 @@ def verified(path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def served(path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(SERVER), "--model", str(path), "--host", "127.0.0.1", "--port", "0"]
+    command = [str(CPP_PROGRAM), "--model", str(path), "--host", "127.0.0.1", "--port", "0"]
     command += ["--http-port", "0", "--log-level", "error", *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
@@ -122,7 +122,7 @@ def test_an_operator_that_is_not_on_the_list_is_refused_by_name(
     with pytest.raises(PackageError, match=rf"operator {operator}, .* add --allow-op {operator}$"):
         load_package(path)
     assert not witness.exists()
-    if SERVER.exists():
+    if CPP_PROGRAM.exists():
         done = served(path)
         assert done.returncode == 2
         assert done.stderr.endswith(f"add --allow-op {operator}\n"), done.stderr
@@ -153,8 +153,8 @@ def test_an_endless_loop_ends_a_start_in_one_line(package: Path, tmp_path: Path)
     command = [sys.executable, "-m", "tessera", "serve", "--model", str(path), "--port", "0"]
     command += ["--http-port", "0", "--host", "127.0.0.1", "--log-level", "error"]
     both = [[*command, "--load-timeout-s", "1"]]
-    if SERVER.exists():
-        both.append([str(SERVER), *command[4:], "--load-timeout-s", "1"])
+    if CPP_PROGRAM.exists():
+        both.append([str(CPP_PROGRAM), *command[4:], "--load-timeout-s", "1"])
     for each in both:
         done = subprocess.run(each, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
         assert done.returncode == 2, (each, done)

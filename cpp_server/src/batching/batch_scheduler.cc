@@ -11,6 +11,7 @@ Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>&
   Condition* woken = nullptr;
   {
     const MutexLock lock(mutex_);
+    if (closed_) return {Code::kUnavailable, "the server is draining"};
     if (!queue_.push(parts, clock_.now(), dropped)) {
       std::int64_t samples = 0;
       for (const Part& part : parts) samples += part.samples();

@@ -52,7 +52,8 @@ class BatchScheduler {
   const BatchLimits& batch_limits() const { return batch_limits_; }
 
   // Lets the request's parts wait and takes responsibility for it. Otherwise (the queue is
-  // full) the status says why, and the request is still the caller's.
+  // full, RESOURCE_EXHAUSTED, or closed, UNAVAILABLE) the status says why, and the request is still
+  // the caller's.
   Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped,
                 Submitter submitter = Submitter::kLeaves);
 

@@ -8,7 +8,8 @@
 // called by any thread; everything else by the loop's thread, or by one thread before run and after
 // it. Nothing blocks but run. The loop owns no handler, task or timer: a handler is removed before
 // its descriptor is closed, a timer is cancelled and a deferred one forgotten before they are
-// destroyed, and a posted task lives until it has run. Exceptions from handlers leave run.
+// destroyed, and a posted task lives until it has run. The loop outlives every call of post: a
+// thread may be inside of it still when its task has run. Exceptions from handlers leave run.
 #pragma once
 
 #include <atomic>

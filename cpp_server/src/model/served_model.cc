@@ -165,7 +165,9 @@ void ServedModel::submit(PendingRequest& request, std::size_t loop) {
   Status status = scheduler_.submit(std::move(parts), dropped, submitter);
   drop_all(dropped);
   if (!status.ok()) {
-    const Refusal refusal{std::move(status), RejectReason::kQueueFull};
+    const RejectReason reason =
+        status.code == Code::kUnavailable ? RejectReason::kDraining : RejectReason::kQueueFull;
+    const Refusal refusal{std::move(status), reason};
     for (std::size_t i = 0; i < count; ++i) request.drop(refusal);
   }
 }

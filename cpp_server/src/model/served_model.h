@@ -7,8 +7,8 @@
 // the workers; throws UsageError where the system gives no thread for one. submit may be called
 // from any thread and does not block; an event loop that says which one it is calls end_turn behind
 // the last submit of a turn, which blocks for no longer than a short pass. drain, then close; close
-// blocks until the workers have finished what is queued. The destructor closes, so it must not run
-// on a worker, and gives the model's memory back.
+// blocks until the workers have finished what is queued, and what comes later is refused. The
+// destructor closes, so it must not run on a worker, and gives the model's memory back.
 #pragma once
 
 #include <cstddef>
