@@ -217,7 +217,7 @@ class MetricsPage:
 
     @property
     def dropped_lines(self) -> dict[str, Callable[[], int]]:
-        """Of each log, how many lines it has lost so far."""
+        """What tells how many lines each log has lost so far, by the log's name."""
         return self._collector.dropped_lines
 
     def add(self, model: ModelMetrics) -> None:

@@ -35,7 +35,7 @@ class CallRecord:
         model: that answered or refused; empty: the call names none.
         version: of that model.
         samples: of a request that was read; else 0.
-        ids: likewise, as they are looked up.
+        ids: of such a request, as they are looked up.
         code: how it ended.
         http_status: what REST's answer says; used of REST alone.
         seconds: from when the message was there to the end.
