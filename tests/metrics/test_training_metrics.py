@@ -28,7 +28,7 @@ UNFUSED = RecComputeMode.UNFUSED_TASKS_COMPUTATION
 
 
 def batches(seed=0):
-    """Of each task predictions with ties, labels 0 or 1, and weights, some of them 0."""
+    """Batches that hold, of each task, predictions with ties, labels 0 or 1, and weights of which some are 0."""
     random = np.random.default_rng(seed)
     made = []
     for _ in range(BATCHES):

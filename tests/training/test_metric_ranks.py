@@ -123,7 +123,7 @@ def grouped(p, y, w, groups):
 
 
 def expected(window):
-    """Of the examples of both ranks: each has a window of its own, half as large."""
+    """The values of the examples of both ranks; each rank has a window of its own, half as large."""
     found = {}
     for task in TASKS:
         parts, rows = [], []

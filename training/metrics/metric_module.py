@@ -77,7 +77,7 @@ class StateMetric(abc.ABC):
 
     @abc.abstractmethod
     def get_metrics(self) -> dict[str, MetricValue]:
-        """Its values by name."""
+        """Return the values of this part by name."""
 
 
 class RecMetricModule(nn.Module):

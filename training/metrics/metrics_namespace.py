@@ -78,7 +78,7 @@ class MetricNamespace(MetricNamespaceBase):
 
 
 class MetricPrefix(StrValueMixin, Enum):
-    """Of which examples a value is: all, those of the window, or those since the process began."""
+    """The examples that a value is of: all, those of the window, or those since the process began."""
 
     DEFAULT = ""
     LIFETIME = "lifetime_"
