@@ -26,6 +26,7 @@ import json
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +35,24 @@ from typing import Any
 import numpy as np
 
 from tessera.errors import UserError
-from tessera.serving.client import PredictError, read_schema
+from tessera.serving.client import read_schema
 from tessera.serving.client.arrays import Array, GroupArrays, RequestArrays
-from tessera.serving.engine import EngineHandle, EngineOptions, PreparedRequest
+from tessera.serving.engine import EngineHandle, EngineOptions, PreparedRequest, RequestSet
 from tessera.serving.package.schema import InputSchema
 
-_LOT = 16  # queries between two looks at how many are inside
+_LOT = 64  # queries that are given to the engine in one call
+_WARM_UP_QUERIES = 512
 _HASHED_IDS = 2**31
 _FLOAT_BYTES = 4
+
+
+@dataclass
+class Issued:
+    """Queries of one of LoadGen's calls; those before ``begin`` have been taken."""
+
+    numbers: Sequence[int]
+    indices: Sequence[int]
+    begin: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,11 +110,11 @@ def draw_queries(
 
 
 class SystemUnderTest:
-    """Gives LoadGen's queries to an engine and its answers to LoadGen.
+    """Gives LoadGen's queries to an engine and its answers to LoadGen, many in each call.
 
-    Scores lie in slots of one array, as many as queries may be inside; a query without a slot waits.
-    With ``submitters`` above 0 so many threads submit the queries of each of LoadGen's calls, as is
-    right where all come in one; with 0 LoadGen's own thread does.
+    `issue` notes what LoadGen asks for.  ``submitters`` threads give it to the engine in lots, and one
+    thread takes completions.  A query's tag is its slot, one of ``inside``: the row that its scores
+    lie in.  A query for which there is none waits.
     """
 
     def __init__(
@@ -117,97 +128,119 @@ class SystemUnderTest:
     ) -> None:
         self._loadgen = loadgen
         self._handle = handle
-        self._queries = queries
-        most = max(query.batch_size for query in queries) * handle.scores_per_sample
+        self._queries = RequestSet(queries)
+        most = int(self._queries.batch_sizes.max()) * handle.scores_per_sample
         self._scores = np.zeros((inside, most), np.float32)
-        self._base, self._stride = self._scores.ctypes.data, self._scores.strides[0]
-        self._free = list(range(inside))
-        self._freed = threading.Condition()
-        self._taken: dict[int, tuple[int, int]] = {}  # slot and query by LoadGen's number
-        self._submitters = submitters
-        self._threads: list[threading.Thread] = []
+        # Of each slot: LoadGen's number and which query it is.
+        self._numbers, self._indices = np.zeros(inside, np.uint64), np.zeros(inside, np.int64)
+        self._changed = threading.Condition()  # guards what follows
+        self._issued: deque[Issued] = deque()
+        self._free, self._free_count = np.arange(inside), inside  # slots, a stack
+        self._ended = False
+        self._heard = True  # LoadGen hears of answers
         self.pairs = self.answered = self.failed = 0
         self.last_s = 0.0
         self.failure = ""
-        self._collector = threading.Thread(target=self._collect, daemon=True)
-        self._collector.start()
+        self._threads = [
+            threading.Thread(target=target, daemon=True)
+            for target in (*[self._submit] * submitters, self._collect)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def issue(self, numbers: Sequence[int], indices: Sequence[int]) -> None:
         """LoadGen's call: the queries ``indices``, which it knows by ``numbers``."""
-        if not self._submitters:
-            self._submit(numbers, indices)
-            return
-        for first in range(self._submitters):
-            turn = slice(first, None, self._submitters)
-            thread = threading.Thread(
-                target=self._submit, args=(numbers[turn], indices[turn]), daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+        with self._changed:
+            self._issued.append(Issued(numbers, indices))
+            self._changed.notify_all()
 
-    def _submit(self, numbers: Sequence[int], indices: Sequence[int]) -> None:
-        for begin in range(0, len(numbers), _LOT):
-            lot = numbers[begin : begin + _LOT]
-            with self._freed:
-                while len(self._free) < len(lot):
-                    self._freed.wait()
-                slots = [self._free.pop() for _ in lot]
-            for number, index, slot in zip(lot, indices[begin : begin + _LOT], slots, strict=True):
-                query = self._queries[index]
-                self._taken[number] = slot, index
-                try:
-                    self._handle.submit_at(
-                        query,
-                        self._base + slot * self._stride,
-                        query.batch_size * self._handle.scores_per_sample,
-                        number,
-                    )
-                except PredictError as error:
-                    self._ended([(number, error.message)])
+    def warm_up(self, seconds: float) -> None:
+        """Compute queries for so long, of which LoadGen does not hear.
+
+        Workers' memory has its size afterwards, and what is compiled or chosen at the first calls is.
+        """
+        count = min(len(self._queries.requests), _WARM_UP_QUERIES)
+        until = time.monotonic() + seconds
+        self._heard = False
+        while time.monotonic() < until:
+            self.issue([0] * count, list(range(count)))
+            with self._changed:
+                while self._issued or self._free_count < len(self._free):
+                    self._changed.wait()
+        self._heard = True
+        self.pairs = self.answered = 0
+
+    def _take(self) -> tuple[Array, Array] | None:
+        """Slots of the next queries and which queries they are; None: none will come."""
+        with self._changed:
+            while not self._issued or self._free_count == 0:
+                if self._ended and not self._issued:
+                    return None
+                self._changed.wait()
+            count = min(_LOT, self._free_count)
+            numbers: list[int] = []
+            indices: list[int] = []
+            while self._issued and len(numbers) < count:
+                first = self._issued[0]
+                end = first.begin + count - len(numbers)
+                numbers += first.numbers[first.begin : end]
+                indices += first.indices[first.begin : end]
+                first.begin = end
+                if end >= len(first.numbers):
+                    self._issued.popleft()
+            self._free_count -= len(numbers)
+            slots = self._free[self._free_count : self._free_count + len(numbers)].copy()
+        self._numbers[slots], self._indices[slots] = numbers, indices
+        return slots, self._indices[slots]
+
+    def _submit(self) -> None:
+        while (lot := self._take()) is not None:
+            slots, indices = lot
+            while len(slots) > 0:
+                taken, refusal = self._handle.submit_many(
+                    self._queries, indices, self._scores, slots, slots
+                )
+                if refusal is not None:
+                    self._end(slots[taken : taken + 1], np.ones(1, bool), refusal.message)
+                    taken += 1
+                slots, indices = slots[taken:], indices[taken:]
 
     def _collect(self) -> None:
         while (ended := self._handle.wait()) is not None:
-            codes = ended.codes
-            if codes.any():
-                said = [m.decode(errors="replace") for m in ended.messages.tolist()]
-            else:
-                said = [""] * len(codes)
-            self._ended(list(zip(ended.tags.tolist(), said, strict=True)))
+            failed = ended.codes != 0
+            message = ended.messages[failed][0].decode(errors="replace") if failed.any() else ""
+            self._end(ended.tags.astype(np.int64), failed, message)
 
-    def _ended(self, ended: list[tuple[int, str]]) -> None:
-        responses, slots, failed, pairs = [], [], 0, 0
-        width = self._handle.scores_per_sample
-        for number, message in ended:
-            slot, index = self._taken.pop(number)
-            slots.append(slot)
-            size = self._queries[index].batch_size
-            responses.append(
-                self._loadgen.QuerySampleResponse(
-                    number,
-                    self._base + slot * self._stride,
-                    0 if message else size * width * _FLOAT_BYTES,
-                )
-            )
-            if message:
-                failed += 1
-                self.failure = message
-            else:
-                pairs += size
-        self._loadgen.QuerySamplesComplete(responses)
-        with self._freed:
-            self._free += slots
-            self.failed += failed
-            self.answered += len(ended) - failed
-            self.pairs += pairs
+    def _end(self, slots: Array, failed: Array, message: str) -> None:
+        """Queries have ended: LoadGen hears of them, and their slots are free."""
+        sizes = self._queries.batch_sizes[self._indices[slots]] * ~failed
+        if self._heard:
+            scores = self._scores.ctypes.data + slots * self._scores.strides[0]
+            size_bytes = sizes * (self._handle.scores_per_sample * _FLOAT_BYTES)
+            columns = (self._numbers[slots], scores, size_bytes)
+            responses = map(self._loadgen.QuerySampleResponse, *(c.tolist() for c in columns))
+            self._loadgen.QuerySamplesComplete(list(responses))
+        with self._changed:
+            self._free[self._free_count : self._free_count + len(slots)] = slots
+            self._free_count += len(slots)
+            refused = int(failed.sum())
+            self.failed += refused
+            self.failure = message or self.failure
+            self.answered += len(slots) - refused
+            self.pairs += int(sizes.sum())
             self.last_s = time.perf_counter()
-            self._freed.notify_all()
+            self._changed.notify_all()
 
     def end(self) -> None:
-        """Wait for what was submitted, and close the engine."""
-        for thread in self._threads:
+        """Wait for what was issued, and close the engine."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        *submitters, collector = self._threads
+        for thread in submitters:
             thread.join()
         self._handle.close()
-        self._collector.join()
+        collector.join()
 
 
 def settings_of(loadgen: Any, args: argparse.Namespace) -> Any:
@@ -265,8 +298,9 @@ def run(args: argparse.Namespace) -> int:
         handle,
         queries,
         inside=args.inside,
-        submitters=args.submitters if args.scenario == "offline" else 0,
+        submitters=args.submitters,
     )
+    system.warm_up(args.warm_up_s)
     args.out.mkdir(parents=True, exist_ok=True)
     log = loadgen.LogSettings()
     log.log_output.outdir = str(args.out)
@@ -334,7 +368,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("--batch-pairs", type=int, default=16_384, help="most pairs of a batch (default 16384)")
     add("--workers", type=int, help="threads that compute batches (default: as tessera-server)")
-    add("--submitters", type=int, default=2, help="threads that submit in offline (default 2)")
+    add("--submitters", type=int, default=4, help="threads that submit queries (default 4)")
+    add(
+        "--warm-up-s",
+        type=float,
+        default=2.0,
+        help="time for queries before the test, which count for nothing, seconds (default 2)",
+    )
     add("--inside", type=int, default=8_192, help="queries in the engine at most (default 8192)")
     add("--seed", type=int, default=0, help="of the queries (default 0)")
     add("--out", type=Path, default=Path("mlperf-out"), help="folder for LoadGen's logs")

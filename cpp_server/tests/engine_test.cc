@@ -237,6 +237,46 @@ TEST(EngineTest, WhatIsWrongWithARequestIsNamed) {
   EXPECT_EQ(tessera_engine_wait(&engine, &completion, 1, 0), 0);
 }
 
+TEST(EngineTest, ManyRequestsOfOneCallAreTakenUpToTheFirstThatIsRefused) {
+  constexpr std::size_t kMany = 100;  // several turns at the queue
+  constexpr std::size_t kBad = 70;
+  tessera_engine engine(test::echo_package(), one_worker());
+  std::vector<Sent> sent;
+  std::vector<tessera_engine_submission> lot;
+  sent.reserve(kMany);
+  for (std::size_t i = 0; i < kMany; ++i) {
+    Sent& one = sent.emplace_back(static_cast<std::int32_t>(1 + i % 5), static_cast<float>(i));
+    lot.push_back({.request = &one.request,
+                   .scores = one.scores.data(),
+                   .score_count = one.scores.size(),
+                   .tag = i});
+  }
+  std::array<char, 512> message{};
+  std::int32_t code = -1;
+  const auto submit = [&](std::size_t first) {
+    return tessera_engine_submit_many(&engine, lot.data() + first, kMany - first, &code,
+                                      message.data(), message.size());
+  };
+  sent[kBad].request.timeout_us = -1;
+  EXPECT_EQ(submit(0), kBad);
+  EXPECT_EQ(code, TESSERA_ENGINE_INVALID_ARGUMENT);
+  EXPECT_STREQ(message.data(), "timeout_us is -1, expected 0 (no limit) or more");
+  EXPECT_EQ(submit(kBad + 1), kMany - kBad - 1);
+  EXPECT_EQ(code, TESSERA_ENGINE_OK);
+  EXPECT_STREQ(message.data(), "");
+  std::set<std::uint64_t> tags;
+  while (tags.size() < kMany - 1) {
+    const Completion completion = next(engine);
+    ASSERT_EQ(completion.code, TESSERA_ENGINE_OK) << completion.message;
+    EXPECT_TRUE(sent[completion.tag].answered(static_cast<float>(completion.tag)));
+    EXPECT_TRUE(tags.insert(completion.tag).second);
+  }
+  EXPECT_EQ(tags.count(kBad), 0U);
+  tessera_engine_close(&engine);
+  EXPECT_EQ(submit(0), 0U);
+  EXPECT_EQ(code, TESSERA_ENGINE_UNAVAILABLE);
+}
+
 TEST(EngineTest, CloseComputesWhatWasTaken) {
   Held held(one_worker());
   Sent first(1, 5);

@@ -8,7 +8,12 @@ so many requests that a future for each costs too much.  docs/engine.md tells mo
 """
 
 from tessera.serving.engine.engine import Engine
-from tessera.serving.engine.handle import Completions, EngineHandle, PreparedRequest
+from tessera.serving.engine.handle import (
+    Completions,
+    EngineHandle,
+    PreparedRequest,
+    RequestSet,
+)
 from tessera.serving.engine.installed import engine_library
 from tessera.serving.engine.options import EngineOptions
 
@@ -18,5 +23,6 @@ __all__ = [
     "EngineHandle",
     "EngineOptions",
     "PreparedRequest",
+    "RequestSet",
     "engine_library",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tessera.errors import UserError
 
-_ABI = 1
+_ABI = 2
 _MESSAGE_BYTES = 240
 
 Int32s = ctypes.POINTER(ctypes.c_int32)
@@ -61,6 +61,17 @@ class Request(ctypes.Structure):
     )
 
 
+class Submission(ctypes.Structure):
+    """What ``tessera_engine_submission`` holds."""
+
+    _fields_ = (
+        ("request", ctypes.c_void_p),
+        ("scores", ctypes.c_void_p),
+        ("score_count", ctypes.c_size_t),
+        ("tag", ctypes.c_uint64),
+    )
+
+
 class Completion(ctypes.Structure):
     """What ``tessera_engine_completion`` holds."""
 
@@ -102,6 +113,17 @@ _FUNCTIONS = (
             ctypes.c_void_p,
             ctypes.c_size_t,
             ctypes.c_uint64,
+            *_MESSAGE,
+        ),
+    ),
+    (
+        "submit_many",
+        ctypes.c_size_t,
+        (
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_int32),
             *_MESSAGE,
         ),
     ),

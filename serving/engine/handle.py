@@ -23,11 +23,12 @@ from tessera.serving.engine import c_api
 from tessera.serving.engine.installed import engine_library
 from tessera.serving.engine.options import EngineOptions
 
-_LOT = 256  # completions that are taken at once
+_LOT = 1_024  # completions that are taken at once
 _MESSAGE_BYTES = 1_024
 _OK = 0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _COMPLETION = np.dtype(c_api.Completion)
+_SUBMISSION = np.dtype(c_api.Submission)
 
 
 class PreparedRequest:
@@ -93,6 +94,22 @@ class PreparedRequest:
         )
 
 
+class RequestSet:
+    """Prepared requests that are submitted by their numbers, many in one call.
+
+    Attributes:
+        requests: the requests.
+        batch_sizes: ``[R]`` int64, each request's ``B``.
+        addresses: ``[R]`` uint64, where each lies in the C API's form.
+    """
+
+    def __init__(self, requests: Sequence[PreparedRequest]) -> None:
+        self.requests = list(requests)
+        self.batch_sizes = np.array([request.batch_size for request in self.requests], np.int64)
+        found = [ctypes.addressof(request.struct) for request in self.requests]
+        self.addresses = np.array(found, np.uint64)
+
+
 @dataclass(frozen=True)
 class Completions:
     """Requests that have ended, in their order.
@@ -100,7 +117,7 @@ class Completions:
     Attributes:
         tags: ``[N]`` uint64, the tags that they were submitted with.
         codes: ``[N]`` int32, gRPC's status codes; 0: the scores are there.
-        messages: ``[N]`` bytes, why a request failed.
+        messages: ``[N]`` bytes, why a request failed; empty where it did not.
     """
 
     tags: Array
@@ -127,7 +144,7 @@ class EngineHandle:
     def __init__(self, package: str | Path, options: EngineOptions | None = None) -> None:
         self.path = Path(package)
         self._library = c_api.load(engine_library())
-        self._messages = threading.local()
+        self._own = threading.local()
         words = [word.encode() for word in (options or EngineOptions()).flags()]
         handle = ctypes.c_void_p()
         message = self._message()
@@ -166,22 +183,65 @@ class EngineHandle:
         Raises:
             PredictError: the request was not taken; the type says why, as for `PredictorClient`.
         """
-        self.submit_at(request, scores.ctypes.data, scores.size, tag)
-
-    def submit_at(self, request: PreparedRequest, address: int, count: int, tag: int) -> None:
-        """`submit` for scores at ``address``, of ``count`` float32 numbers."""
         message = self._message()
         code = self._library.tessera_engine_submit(
-            self._handle, request.reference, address, count, tag, message, _MESSAGE_BYTES
+            self._handle,
+            request.reference,
+            scores.ctypes.data,
+            scores.size,
+            tag,
+            message,
+            _MESSAGE_BYTES,
         )
         if code != _OK:
             raise self.error(code, message.value)
 
+    def submit_many(
+        self, requests: RequestSet, numbers: Array, scores: Array, rows: Array, tags: Array
+    ) -> tuple[int, PredictError | None]:
+        """Queue many requests in one call, without the interpreter's lock while they are checked.
+
+        All arrays and ``requests`` must live until the completions of what was taken have come.
+
+        Args:
+            requests: where the requests are.
+            numbers: ``[N]`` integers, which of them are submitted, in this order; one may come again.
+            scores: ``[M, k]`` float32, contiguous; the request ``i`` has its ``B * scores_per_sample``
+                scores, of which ``k`` has to have room, at the beginning of row ``rows[i]``.
+            rows: ``[N]`` integers, each row once among the requests that have not ended.
+            tags: ``[N]`` integers from 0 on, of the completions.
+
+        Returns:
+            How many were taken, from the first on, and why the next one was not; None: all were.
+        """
+        lot = np.empty(len(numbers), _SUBMISSION)
+        lot["request"] = requests.addresses[numbers]
+        lot["scores"] = scores.ctypes.data + np.asarray(rows, np.uint64) * scores.strides[0]
+        counts = requests.batch_sizes[numbers] * self.scores_per_sample
+        if len(lot) > 0 and counts.max() > scores.shape[1]:
+            raise UserError(
+                f"scores has room for {scores.shape[1]} numbers a row; give {counts.max()}"
+            )
+        lot["score_count"] = counts
+        lot["tag"] = tags
+        message, code = self._message(), ctypes.c_int32()
+        taken = self._library.tessera_engine_submit_many(
+            self._handle, lot.ctypes.data, len(lot), ctypes.byref(code), message, _MESSAGE_BYTES
+        )
+        return taken, None if code.value == _OK else self.error(code.value, message.value)
+
     def _message(self) -> ctypes.Array[ctypes.c_char]:
         """This thread's memory for what a call says."""
-        found: ctypes.Array[ctypes.c_char] | None = getattr(self._messages, "memory", None)
+        found: ctypes.Array[ctypes.c_char] | None = getattr(self._own, "message", None)
         if found is None:
-            found = self._messages.memory = ctypes.create_string_buffer(_MESSAGE_BYTES)
+            found = self._own.message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        return found
+
+    def _completions(self) -> Array:
+        """This thread's memory for completions."""
+        found: Array | None = getattr(self._own, "completions", None)
+        if found is None:
+            found = self._own.completions = np.empty(_LOT, _COMPLETION)
         return found
 
     def error(self, code: int, message: bytes) -> PredictError:
@@ -191,13 +251,15 @@ class EngineHandle:
 
     def wait(self, timeout_s: float | None = None) -> Completions | None:
         """The next completions, none where ``timeout_s`` passes first; None: closed, and all taken."""
-        lot = np.empty(_LOT, _COMPLETION)
+        lot = self._completions()
         timeout_us = -1 if timeout_s is None else round(timeout_s * 1e6)
         count = self._library.tessera_engine_wait(self._handle, lot.ctypes.data, _LOT, timeout_us)
         if count < 0:
             return None
-        taken = lot[:count]
-        return Completions(taken["tag"], taken["code"], taken["message"])
+        tags, codes = lot["tag"][:count].copy(), lot["code"][:count].copy()
+        if codes.any():
+            return Completions(tags, codes, lot["message"][:count].copy())
+        return Completions(tags, codes, np.zeros(count, "S1"))
 
     def close(self) -> None:
         """Compute what was taken, end the workers and give the model's memory back; blocks until then.

@@ -22,6 +22,7 @@ from tessera.serving.engine import (
     EngineHandle,
     EngineOptions,
     PreparedRequest,
+    RequestSet,
     engine_library,
 )
 from tessera.serving.package.loading import load_package
@@ -170,6 +171,36 @@ def test_the_handle_is_bounded_until_completions_are_taken(package, drawer):
     handle.close()
     assert handle.wait().tags.tolist() == [9]
     assert handle.wait() is None
+
+
+def test_many_requests_go_in_one_call(package, loaded, drawer):
+    drawn = [drawer.samples(1 + index % 7) for index in range(40)]
+    bad = drawer.samples(2)
+    bad.id_list.lengths[0, 0] = -1
+    requests = RequestSet([PreparedRequest(arrays) for arrays in [*drawn, bad]])
+    handle = EngineHandle(package)
+    numbers = np.random.default_rng(0).integers(0, len(drawn), 150)
+    scores = np.zeros((len(numbers), 7), np.float32)
+    slots = np.random.default_rng(1).permutation(len(numbers))
+    spoilt = numbers.copy()
+    spoilt[100] = len(drawn)
+    taken, refusal = handle.submit_many(requests, spoilt, scores, slots, slots)
+    assert taken == 100
+    assert isinstance(refusal, InvalidRequest)
+    assert "id_list_features.lengths[0] is -1" in refusal.message
+    rest = numbers[100:], scores, slots[100:], slots[100:]
+    assert handle.submit_many(requests, *rest) == (50, None)
+    with pytest.raises(UserError, match="scores has room for 1 numbers a row; give 7"):
+        handle.submit_many(requests, np.array([6]), scores[:, :1].copy(), slots[:1], slots[:1])
+    handle.close()
+    ended = []
+    while (completions := handle.wait()) is not None:
+        assert not completions.codes.any()
+        ended += completions.tags.tolist()
+    assert sorted(ended) == list(range(len(numbers)))
+    wanted = [expected(loaded, arrays) for arrays in drawn]
+    for number, slot in zip(numbers, slots, strict=True):
+        assert same_bits(scores[slot, : len(wanted[number])], wanted[number])
 
 
 def test_what_cannot_be_opened_is_one_line(package, tmp_path):

@@ -55,7 +55,10 @@ def test_a_small_run(package, tmp_path, scenario):
     except UserError as missing:
         pytest.skip(str(missing))
     command = [sys.executable, "-m", "load_tests.mlperf", package, "--scenario", scenario]
-    flags = "--target-qps 200 --duration-s 0.5 --queries 32 --least-pairs 2 --most-pairs 20 --mean-pairs 6"
+    flags = (
+        "--target-qps 200 --duration-s 0.5 --warm-up-s 0.1 --queries 32 --inside 16 --least-pairs 2"
+    )
+    flags += " --most-pairs 20 --mean-pairs 6"
     done = subprocess.run(
         [*map(str, command), *flags.split(), "--out", str(tmp_path)],
         cwd=REPOSITORY,

@@ -1,25 +1,52 @@
 #include "batching/batch_scheduler.h"
 
+#include <new>
 #include <utility>
 
+#include "common/out_of_memory.h"
 #include "common/text.h"
 
 namespace tessera {
 
 Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped,
                               Submitter submitter) {
-  Condition* woken = nullptr;
-  {
-    const MutexLock lock(mutex_);
-    if (closed_) return {Code::kUnavailable, "the server is draining"};
-    if (!queue_.push(parts, clock_.now(), dropped)) {
-      std::int64_t samples = 0;
-      for (const Part& part : parts) samples += part.samples();
-      return {
-          Code::kResourceExhausted,
+  std::vector<RefusedRequest> refused;
+  submit(std::span(parts), dropped, refused, submitter);
+  return refused.empty() ? Status() : std::move(refused.front().status);
+}
+
+Status BatchScheduler::push(std::span<Part> parts, TimePoint now,
+                            std::vector<DroppedPart>& dropped) {
+  if (closed_) return {Code::kUnavailable, "the server is draining"};
+  if (queue_.push(parts, now, dropped)) return {};
+  std::int64_t samples = 0;
+  for (const Part& part : parts) samples += part.samples();
+  return {Code::kResourceExhausted,
           text("the queue is full: ", queue_.requests(), " requests with ", queue_.samples(),
                " samples wait (limits ", queue_limits_.max_requests, " and ",
                queue_limits_.max_samples, "), this request brings ", samples, "; try again later")};
+}
+
+void BatchScheduler::submit(std::span<Part> parts, std::vector<DroppedPart>& dropped,
+                            std::vector<RefusedRequest>& refused, Submitter submitter) {
+  // Now, so that nothing throws once a request has been taken.
+  refused.reserve(refused.size() + parts.size());
+  const TimePoint now = clock_.now();
+  Condition* woken = nullptr;
+  {
+    const MutexLock lock(mutex_);
+    while (!parts.empty()) {
+      std::size_t count = 1;  // parts of the first request
+      while (!parts[count - 1].last) ++count;
+      PendingRequest* const request = parts.front().request;
+      Status status;
+      try {
+        status = push(parts.first(count), now, dropped);
+      } catch (const std::bad_alloc&) {
+        status = out_of_memory_status();
+      }
+      if (!status.ok()) refused.push_back({request, count, std::move(status)});
+      parts = parts.subspan(count);
     }
     const bool later = submitter == Submitter::kRunsPasses &&
                        runs_here(state(WorkerKind::kOrdinary), batch_limits_);
@@ -27,7 +54,6 @@ Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>&
   }
   // Outside the lock, so that the woken worker does not run into it.
   if (woken != nullptr) woken->notify_one();
-  return {};
 }
 
 QueueState BatchScheduler::state(WorkerKind asks) const {

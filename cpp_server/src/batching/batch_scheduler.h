@@ -3,7 +3,8 @@
 //
 // The queue, the policy's view of it and the cost model are behind one mutex that is held for
 // a push or a cut and for nothing else: no request is answered, no metric's lock is taken and
-// nothing is computed under it. A thread of its own between the two would cost every request
+// nothing is computed under it. Who brings several requests brings them at once, under one hold of
+// it. A thread of its own between the two would cost every request
 // two more context switches.
 //
 // Contract: every method may be called from any thread. submit, next_here, observe and drain do not
@@ -11,7 +12,9 @@
 // the caller, who drops their requests.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "batching/cost_model.h"
@@ -27,6 +30,14 @@ struct CutBatch {
   std::vector<Part> parts;
   std::vector<DroppedPart> dropped;
   CutReason reason = CutReason::kIdle;
+};
+
+// A request that was not taken, the parts that it was cut into, and why: the queue is full
+// (RESOURCE_EXHAUSTED) or closed (UNAVAILABLE), or there is no memory for it (RESOURCE_EXHAUSTED).
+struct RefusedRequest {
+  PendingRequest* request = nullptr;
+  std::size_t parts = 0;
+  Status status;
 };
 
 // What the thread that submits will do.
@@ -51,9 +62,13 @@ class BatchScheduler {
 
   const BatchLimits& batch_limits() const { return batch_limits_; }
 
-  // Lets the request's parts wait and takes responsibility for it. Otherwise (the queue is
-  // full, RESOURCE_EXHAUSTED, or closed, UNAVAILABLE) the status says why, and the request is still
-  // the caller's.
+  // Lets requests' parts wait, in their order, and takes responsibility for them, but for those
+  // that are appended to `refused`, which are still the caller's. `parts` has each request's parts
+  // side by side and is the caller's to reuse. Throws std::bad_alloc, and has taken none then.
+  void submit(std::span<Part> parts, std::vector<DroppedPart>& dropped,
+              std::vector<RefusedRequest>& refused, Submitter submitter = Submitter::kLeaves);
+
+  // The same for one request; what is not OK is why it was refused.
   Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped,
                 Submitter submitter = Submitter::kLeaves);
 
@@ -93,6 +108,9 @@ class BatchScheduler {
     bool wakes(bool heavy) const { return count > waking && (waking == 0 || heavy); }
   };
 
+  // One request's parts; what is not OK is why they were not taken.
+  Status push(std::span<Part> parts, TimePoint now, std::vector<DroppedPart>& dropped)
+      TESSERA_REQUIRES(mutex_);
   Idle& idle(WorkerKind kind) TESSERA_REQUIRES(mutex_) {
     return kind == WorkerKind::kSpare ? idle_spares_ : idle_workers_;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <iterator>
 #include <new>
 
 #include "common/out_of_memory.h"
@@ -224,22 +225,11 @@ RowRange widened(RowRange range, const SharedRows& shared, std::int64_t sample) 
   return {std::min(range.begin, row), std::max(range.end, row + 1)};
 }
 
-}  // namespace
-
-std::vector<Part> cut_request(PendingRequest& pending, std::size_t outputs,
-                              std::int64_t max_samples, std::int64_t max_ids) {
+// Consecutive parts of the rows of a request that does not fit a batch.
+std::vector<Part> cut_rows(PendingRequest& pending, std::int64_t max_samples,
+                           std::int64_t max_ids) {
   const DecodedRequest& request = pending.request;
   std::vector<Part> parts;
-  if (request.samples <= max_samples && (request.ids <= max_ids || request.samples == 1)) {
-    parts.resize(1);
-    parts[0].request = &pending;
-    parts[0].last = true;
-    parts[0].row_end = request.samples;
-    parts[0].ids = request.ids;
-    parts[0].shared_end = request.shared.rows;
-    pending.expect_parts(1, outputs);
-    return parts;
-  }
   std::vector<std::int64_t> row_ids(static_cast<std::size_t>(request.samples), 0);
   const SharedRows none;
   const SharedRows& shared = request.shared;
@@ -287,8 +277,35 @@ std::vector<Part> cut_request(PendingRequest& pending, std::size_t outputs,
     parts.push_back(std::move(part));
   }
   assert(!parts.empty());
-  pending.expect_parts(parts.size(), outputs);
   return parts;
+}
+
+}  // namespace
+
+std::vector<Part> cut_request(PendingRequest& pending, std::size_t outputs,
+                              std::int64_t max_samples, std::int64_t max_ids) {
+  std::vector<Part> parts;
+  cut_request(pending, outputs, max_samples, max_ids, parts);
+  return parts;
+}
+
+void cut_request(PendingRequest& pending, std::size_t outputs, std::int64_t max_samples,
+                 std::int64_t max_ids, std::vector<Part>& parts) {
+  const DecodedRequest& request = pending.request;
+  if (request.samples <= max_samples && (request.ids <= max_ids || request.samples == 1)) {
+    pending.expect_parts(1, outputs);
+    Part& whole = parts.emplace_back();
+    whole.request = &pending;
+    whole.last = true;
+    whole.row_end = request.samples;
+    whole.ids = request.ids;
+    whole.shared_end = request.shared.rows;
+    return;
+  }
+  std::vector<Part> cut = cut_rows(pending, max_samples, max_ids);
+  pending.expect_parts(cut.size(), outputs);
+  parts.reserve(parts.size() + cut.size());
+  std::move(cut.begin(), cut.end(), std::back_inserter(parts));
 }
 
 }  // namespace tessera

@@ -157,8 +157,12 @@ struct Part {
 
 // The request itself if it fits a batch, else consecutive parts of its rows that do. A row
 // with more than `max_ids` ids becomes a part of its own, and samples that share many ids stay
-// together as long as those that they do not share are at most half of `max_ids`. Calls
-// expect_parts.
+// together as long as those that they do not share are at most half of `max_ids`. Appends the parts
+// to `parts` and calls expect_parts. Throws std::bad_alloc, and has appended none then.
+void cut_request(PendingRequest& request, std::size_t outputs, std::int64_t max_samples,
+                 std::int64_t max_ids, std::vector<Part>& parts);
+
+// The same, alone in a list.
 std::vector<Part> cut_request(PendingRequest& request, std::size_t outputs,
                               std::int64_t max_samples, std::int64_t max_ids);
 

@@ -26,8 +26,7 @@ void RequestQueue::forget(const Part& part) {
   ids_ -= part.ids;
 }
 
-bool RequestQueue::push(std::vector<Part>& parts, TimePoint now,
-                        std::vector<DroppedPart>& dropped) {
+bool RequestQueue::push(std::span<Part> parts, TimePoint now, std::vector<DroppedPart>& dropped) {
   std::int64_t samples = 0;
   for (const Part& part : parts) samples += part.samples();
   if (!fits(samples)) {

@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "batching/pending_request.h"
@@ -38,7 +39,7 @@ class RequestQueue {
   // Takes all of `parts` (of one request), or none: false when there is no room even without
   // those that need not be computed, which are moved to `dropped`. Throws std::bad_alloc, and has
   // taken none then.
-  bool push(std::vector<Part>& parts, TimePoint now, std::vector<DroppedPart>& dropped);
+  bool push(std::span<Part> parts, TimePoint now, std::vector<DroppedPart>& dropped);
 
   // Moves the first parts that fit together to `taken` and those before them that need not be
   // computed to `dropped`. The first part to compute is taken whatever its size, so that none waits

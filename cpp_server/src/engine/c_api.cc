@@ -48,16 +48,30 @@ const char* tessera_engine_output(const tessera_engine* engine, std::int64_t ind
 std::int32_t tessera_engine_submit(tessera_engine* engine, const tessera_engine_request* request,
                                    float* scores, std::size_t score_count, std::uint64_t tag,
                                    char* message, std::size_t message_bytes) {
+  const tessera_engine_submission one = {
+      .request = request, .scores = scores, .score_count = score_count, .tag = tag};
+  std::int32_t code = TESSERA_ENGINE_OK;
+  tessera_engine_submit_many(engine, &one, 1, &code, message, message_bytes);
+  return code;
+}
+
+std::size_t tessera_engine_submit_many(tessera_engine* engine,
+                                       const tessera_engine_submission* submissions,
+                                       std::size_t count, std::int32_t* code, char* message,
+                                       std::size_t message_bytes) {
   const std::span<char> out(message, message == nullptr ? 0 : message_bytes);
+  std::size_t taken = 0;
+  *code = TESSERA_ENGINE_OK;
   try {
-    return tell(engine->engine.submit(*request, {scores, score_count}, tag), out);
+    *code = tell(engine->engine.submit({submissions, count}, taken), out);
   } catch (const std::bad_alloc&) {
     tessera::copy_text(kNoMemory, out);
-    return TESSERA_ENGINE_RESOURCE_EXHAUSTED;
+    *code = TESSERA_ENGINE_RESOURCE_EXHAUSTED;
   } catch (const std::exception& error) {
     tessera::copy_text(error.what(), out);
-    return TESSERA_ENGINE_INTERNAL;
+    *code = TESSERA_ENGINE_INTERNAL;
   }
+  return taken;
 }
 
 std::int64_t tessera_engine_wait(tessera_engine* engine, tessera_engine_completion* completions,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <limits>
 #include <utility>
@@ -232,36 +233,62 @@ Status Engine::take(const tessera_engine_request& request, Request& taken) {
   return {};
 }
 
-Status Engine::submit(const tessera_engine_request& request, std::span<float> scores,
-                      std::uint64_t tag) {
-  // Two are inside: this call, which uses the model until it returns, and the request, until it has
-  // finished.
-  struct Inside {
-    explicit Inside(Admission& its_admission)
-        : admission(its_admission), entered(its_admission.enter()) {}
-    ~Inside() {
-      if (entered) admission.leave();
+// Being inside: so many times, until it is given up.
+struct Engine::Entered {
+  Entered(Admission& its_admission, std::int64_t times)
+      : admission(its_admission), count(its_admission.enter(times) ? times : 0) {}
+  ~Entered() { admission.leave(count); }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+  Admission& admission;
+  std::int64_t count;
+};
+
+// Requests that have been checked and go to the queue together.
+struct Engine::Lot {
+  static constexpr std::size_t kMost = 32;
+
+  std::array<std::unique_ptr<Request>, kMost> requests;
+  std::size_t count = 0;
+};
+
+Status Engine::add(const tessera_engine_submission& submission, Lot& lot) {
+  const std::span<float> scores(submission.scores, submission.score_count);
+  Status status = check(*submission.request, scores);
+  if (!status.ok()) return status;
+  auto request = std::make_unique<Request>(*this, scores, submission.tag);
+  status = take(*submission.request, *request);
+  if (status.ok()) lot.requests[lot.count++] = std::move(request);
+  return status;
+}
+
+Status Engine::submit(std::span<const tessera_engine_submission> submissions, std::size_t& taken) {
+  // This call is inside as long as it uses the model, and each request until it has finished.
+  const Entered call(admission_, 1);
+  const auto closed = [] { return Status{Code::kUnavailable, "the engine is closed"}; };
+  if (call.count == 0) return closed();
+  while (!submissions.empty()) {
+    const std::size_t most = std::min(submissions.size(), Lot::kMost);
+    Entered inside(admission_, static_cast<std::int64_t>(most));
+    if (inside.count == 0) return closed();
+    Lot lot;
+    Status status;
+    std::exception_ptr failure;  // is told when those before it are on their way
+    try {
+      while (status.ok() && lot.count < most) status = add(submissions[lot.count], lot);
+    } catch (const std::bad_alloc&) {
+      failure = std::current_exception();
     }
-    Admission& admission;
-    bool entered;
-  };
-  const Inside call(admission_);
-  Inside inside(admission_);
-  if (!call.entered || !inside.entered) return {Code::kUnavailable, "the engine is closed"};
-  Status status = check(request, scores);
-  if (!status.ok()) return status;
-  auto taken = std::make_unique<Request>(*this, scores, tag);
-  status = take(request, *taken);
-  if (!status.ok()) return status;
-  Request* const mine = taken.release();
-  inside.entered = false;  // finish leaves in its place, perhaps before the next line has returned
-  try {
-    model_->submit(*mine);
-  } catch (const std::bad_alloc&) {
-    taken.reset(mine);
-    inside.entered = true;
-    budget_.give(mine->held_bytes);
-    throw;
+    std::array<PendingRequest*, Lot::kMost> requests{};
+    for (std::size_t i = 0; i < lot.count; ++i) requests[i] = lot.requests[i].release();
+    // finish leaves in their place, perhaps before the next line has returned.
+    inside.count -= static_cast<std::int64_t>(lot.count);
+    model_->submit(std::span(requests).first(lot.count));
+    taken += lot.count;
+    if (failure != nullptr) std::rethrow_exception(failure);
+    if (!status.ok()) return status;
+    submissions = submissions.subspan(lot.count);
   }
   return {};
 }

@@ -52,8 +52,10 @@ class Engine {
   std::int64_t scores_per_sample() const { return scores_per_sample_; }
   std::size_t features(Group group) const { return group == Group::kIdList ? plain_ : scored_; }
 
-  // OK: a completion will follow. Throws std::bad_alloc, and has not taken the request then.
-  Status submit(const tessera_engine_request& request, std::span<float> scores, std::uint64_t tag);
+  // Takes requests in their order and counts them in `taken`: each will have a completion. What is
+  // not OK is why the next one was not taken. Throws std::bad_alloc where there is no memory for
+  // it.
+  Status submit(std::span<const tessera_engine_submission> submissions, std::size_t& taken);
 
   // As tessera_engine_wait. Throws nothing.
   std::int64_t wait(std::span<tessera_engine_completion> completions, std::int64_t timeout_us);
@@ -63,10 +65,14 @@ class Engine {
 
  private:
   class Request;
+  struct Entered;
+  struct Lot;
 
   Status check(const tessera_engine_request& request, std::span<float> scores) const;
   PredictionRequestView view(const tessera_engine_request& request) const;
   Status take(const tessera_engine_request& request, Request& taken);
+  // Checks and appends one request.
+  Status add(const tessera_engine_submission& submission, Lot& lot);
   void finish(Request& request);
 
   const ServerConfig config_;

@@ -13,7 +13,8 @@
  *   most that; null: the caller wants none).
  * - A request's arrays and the memory for its scores are borrowed from tessera_engine_submit until
  *   its completion was taken. Nobody may change them meanwhile: sizes are checked once.
- * - Every request that tessera_engine_submit takes has exactly one completion.
+ * - Every request that tessera_engine_submit or tessera_engine_submit_many takes has exactly one
+ *   completion.
  * - A process that has an engine must not fork and go on to use it in the child.
  * - Of the process it sets: torch's fusion strategy (none), and for threads that use torch for the
  *   first time after it was opened, torch's number of threads (one). Packages' operator libraries
@@ -36,7 +37,7 @@ extern "C" {
 #endif
 
 /* Grows when a structure or the meaning of a call changes. */
-#define TESSERA_ENGINE_ABI 1
+#define TESSERA_ENGINE_ABI 2
 
 /* gRPC's numbers, as tessera-server answers. */
 typedef enum tessera_engine_code {
@@ -92,6 +93,14 @@ typedef struct tessera_engine_completion {
   char message[TESSERA_ENGINE_MESSAGE_BYTES]; /* empty where the code is OK */
 } tessera_engine_completion;
 
+/* A request and its place for tessera_engine_submit_many, with tessera_engine_submit's meanings. */
+typedef struct tessera_engine_submission {
+  const tessera_engine_request* request; /* may be that of several submissions */
+  float* scores;
+  size_t score_count;
+  uint64_t tag;
+} tessera_engine_submission;
+
 /* TESSERA_ENGINE_ABI of the library, and the version of the Tessera that it belongs to. */
 TESSERA_ENGINE_API int32_t tessera_engine_abi(void);
 TESSERA_ENGINE_API const char* tessera_engine_version(void);
@@ -123,6 +132,14 @@ TESSERA_ENGINE_API int32_t tessera_engine_submit(tessera_engine* engine,
                                                  const tessera_engine_request* request,
                                                  float* scores, size_t score_count, uint64_t tag,
                                                  char* message, size_t message_bytes);
+
+/* tessera_engine_submit for `count` requests in their order; it waits for the queue's lock once for
+ * dozens of them. Returns how many were taken, from the first on. Where that is not all, the next
+ * one was refused: `code` has why, `message` says so, and the ones behind it were not looked at. */
+TESSERA_ENGINE_API size_t tessera_engine_submit_many(tessera_engine* engine,
+                                                     const tessera_engine_submission* submissions,
+                                                     size_t count, int32_t* code, char* message,
+                                                     size_t message_bytes);
 
 /* Takes at least one and at most `capacity` completions, in the order in which they came, and
  * returns how many. 0: none has come for `timeout_us` microseconds (below zero: waits without

@@ -15,18 +15,18 @@ class Admission {
  public:
   explicit Admission(std::function<void()> on_empty) : on_empty_(std::move(on_empty)) {}
 
-  // False: admission is shut, and the caller is not inside.
-  bool enter() {
-    // First in, then look: shut() either sees this call or is seen by it.
-    active_.fetch_add(1);
+  // For `calls` calls at once. False: admission is shut, and none of them is inside.
+  bool enter(std::int64_t calls = 1) {
+    // First in, then look: shut() either sees these calls or is seen by them.
+    active_.fetch_add(calls);
     if (!shut_.load()) return true;
-    refused_.fetch_add(1, std::memory_order_relaxed);
-    leave();
+    refused_.fetch_add(static_cast<std::uint64_t>(calls), std::memory_order_relaxed);
+    leave(calls);
     return false;
   }
 
-  void leave() {
-    if (active_.fetch_sub(1) == 1 && shut_.load()) on_empty_();
+  void leave(std::int64_t calls = 1) {
+    if (calls > 0 && active_.fetch_sub(calls) == calls && shut_.load()) on_empty_();
   }
 
   void shut() {

@@ -150,32 +150,68 @@ void ServedModel::close() {
   followed_.reset();
 }
 
+bool ServedModel::arrives(PendingRequest& request, TimePoint now) {
+  request.arrival = now;
+  if (now < request.deadline) return true;
+  request.expect_parts(1, 0);
+  request.drop({{Code::kDeadlineExceeded, "the deadline passed before the request was queued"},
+                RejectReason::kDeadline});
+  return false;
+}
+
 void ServedModel::submit(PendingRequest& request, std::size_t loop) {
-  request.arrival = clock_.now();
-  if (request.arrival >= request.deadline) {
-    request.expect_parts(1, 0);
-    request.drop({{Code::kDeadlineExceeded, "the deadline passed before the request was queued"},
-                  RejectReason::kDeadline});
-    return;
-  }
+  if (!arrives(request, clock_.now())) return;
   std::vector<Part> parts = cut_again(request);
-  const std::size_t count = parts.size();
-  std::vector<DroppedPart> dropped;
-  const Submitter submitter = loop < loops_.size() ? Submitter::kRunsPasses : Submitter::kLeaves;
-  Status status = scheduler_.submit(std::move(parts), dropped, submitter);
-  drop_all(dropped);
-  if (!status.ok()) {
-    const RejectReason reason =
-        status.code == Code::kUnavailable ? RejectReason::kDraining : RejectReason::kQueueFull;
-    const Refusal refusal{std::move(status), reason};
-    for (std::size_t i = 0; i < count; ++i) request.drop(refusal);
+  queue(parts, loop < loops_.size() ? Submitter::kRunsPasses : Submitter::kLeaves);
+}
+
+void ServedModel::submit(std::span<PendingRequest* const> requests) {
+  std::vector<Part> parts;
+  const auto refuse = [](PendingRequest& request) {
+    request.expect_parts(1, 0);
+    request.drop(out_of_memory_refusal());
+  };
+  const TimePoint now = clock_.now();
+  for (PendingRequest* const request : requests) {
+    if (!arrives(*request, now)) continue;
+    try {
+      cut(*request, parts);
+    } catch (const std::bad_alloc&) {
+      refuse(*request);
+    }
+  }
+  try {
+    queue(parts, Submitter::kLeaves);
+  } catch (const std::bad_alloc&) {
+    for (const Part& part : parts) {
+      if (part.last) refuse(*part.request);
+    }
   }
 }
 
-std::vector<Part> ServedModel::cut_again(PendingRequest& request) {
+void ServedModel::queue(std::span<Part> parts, Submitter submitter) {
+  std::vector<DroppedPart> dropped;
+  std::vector<RefusedRequest> refused;
+  scheduler_.submit(parts, dropped, refused, submitter);
+  drop_all(dropped);
+  for (RefusedRequest& one : refused) {
+    const RejectReason reason =
+        one.status.code == Code::kUnavailable ? RejectReason::kDraining : RejectReason::kQueueFull;
+    const Refusal refusal{std::move(one.status), reason};
+    for (std::size_t i = 0; i < one.parts; ++i) one.request->drop(refusal);
+  }
+}
+
+void ServedModel::cut(PendingRequest& request, std::vector<Part>& parts) const {
   const BatchLimits& limits = scheduler_.batch_limits();
-  return cut_request(request, package_.manifest.schema.outputs.size(), limits.max_samples,
-                     limits.max_ids);
+  cut_request(request, package_.manifest.schema.outputs.size(), limits.max_samples, limits.max_ids,
+              parts);
+}
+
+std::vector<Part> ServedModel::cut_again(PendingRequest& request) {
+  std::vector<Part> parts;
+  cut(request, parts);
+  return parts;
 }
 
 ServedModel::Computer::Computer(ServedModel& model, Session& its_session)

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -65,6 +66,10 @@ class ServedModel final : private ExecutionObserver {
   static constexpr std::size_t kNoLoop = SIZE_MAX;
   void submit(PendingRequest& request, std::size_t loop = kNoLoop);
 
+  // The same for several requests, with one turn at the queue; takes responsibility for all of them
+  // and throws nothing.
+  void submit(std::span<PendingRequest* const> requests);
+
   // Runs the pass of what is queued, if it is short.
   void end_turn(std::size_t loop);
 
@@ -97,6 +102,13 @@ class ServedModel final : private ExecutionObserver {
   };
 
   void start_workers();
+  // Notes when the request came; false: it was late, and has been dropped.
+  static bool arrives(PendingRequest& request, TimePoint now);
+  // Appends the request's parts. Throws std::bad_alloc, and has appended none then.
+  void cut(PendingRequest& request, std::vector<Part>& parts) const;
+  // Lets the parts of requests wait for a computer, or drops their requests. Throws std::bad_alloc,
+  // and has done neither then.
+  void queue(std::span<Part> parts, Submitter submitter);
   void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
   // The batch that was cut.
   void compute(Computer& computer, ModelMetrics::DeviceCounters& device);
