@@ -162,6 +162,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "call ended; -: the standard output; SIGHUP opens the file anew, docs/observe.md (default: none)",
     )
     parser.add_argument(
+        "--otlp-endpoint",
+        default=_EXAMPLE.otlp_endpoint,
+        metavar="URL",
+        help="an OpenTelemetry collector, http://HOST:PORT, that gets spans of calls for scores by OTLP over HTTP, "
+        "docs/observe.md (default: none, no call is traced)",
+    )
+    parser.add_argument(
+        "--trace-share",
+        type=float,
+        default=_EXAMPLE.trace_share,
+        metavar="SHARE",
+        help="with --otlp-endpoint, the share of the calls without a traceparent that are traced, 0 to 1; those with "
+        "one are where it says that it is sampled (default: %(default)g)",
+    )
+    parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default=_EXAMPLE.log_level,

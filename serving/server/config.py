@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 from tessera.cpus import usable_cpus
 from tessera.errors import FieldError, UserError
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S
+from tessera.serving.server.observe.collector import REMEDY, read_collector
 
 DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8002
@@ -178,6 +179,8 @@ class ServerConfig:
             ``max_inflight_bytes``.
         gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
         access_log: a file that gets a line for each call for scores, or ``-``: the standard output; empty: none.
+        otlp_endpoint: the address of a collector of spans (docs/observe.md); empty: no call is traced.
+        trace_share: the share of the calls without a traceparent that are traced, 0 to 1.
     """
 
     models: tuple[ModelSource, ...] = ()
@@ -210,6 +213,8 @@ class ServerConfig:
     processes: int = 1
     gpus: tuple[int, ...] = ()
     access_log: str = ""
+    otlp_endpoint: str = ""
+    trace_share: float = 0.01
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
 
@@ -240,6 +245,7 @@ class ServerConfig:
                 "nothing is checked against it; add --require-signature",
             )
         self._check_tls()
+        self._check_tracing()
         _at_least(1024, max_message_bytes=self.max_message_bytes)
         _at_most(_LARGEST_MESSAGE, max_message_bytes=self.max_message_bytes)
         _at_least(1, max_http_connections=self.max_http_connections)
@@ -297,6 +303,16 @@ class ServerConfig:
                 repr(self.tls_client_ca),
                 "the server needs a certificate of its own; add --tls-cert and --tls-key",
             )
+
+    def _check_tracing(self) -> None:
+        if self.otlp_endpoint:
+            try:
+                read_collector(self.otlp_endpoint)
+            except ValueError:
+                _refuse("otlp_endpoint", f"'{self.otlp_endpoint}'", REMEDY)
+        # Written so that a NaN is refused.
+        if not 0 <= self.trace_share <= 1:
+            _refuse("trace_share", self.trace_share, "give a share from 0 to 1")
 
     def _check_processes(self) -> None:
         if self.max_inflight_bytes < self.max_message_bytes:

@@ -30,15 +30,17 @@ void PredictCall::start(Bytes message) {
 }
 
 void PredictCall::begin_record() {
-  if (context_.access == nullptr) return;
+  told_ = false;
+  if (context_.observer == nullptr) return;
   try {
     if (record_ == nullptr) record_ = std::make_unique<CallRecord>();
+    if (!context_.observer->begin(trace_header(), *record_)) return;
     record_->timings.reset();
     record_->method = protocol_->method_name();
     tell_origin(*record_);
+    told_ = true;
   } catch (const std::bad_alloc&) {  // the call goes on
-    record_.reset();
-    context_.access->drop_line();
+    context_.observer->drop();
   }
 }
 
@@ -188,7 +190,10 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
   protocol_->write(parts, reply);
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
-  if (record_ != nullptr) record_->timings = timings;
+  if (told_) {
+    record_->timings = timings;
+    record_->encode = encoded - encoding;
+  }
   if (cancelled.load(std::memory_order_relaxed)) {
     count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded
                                                         : Code::kCancelled);
@@ -210,7 +215,7 @@ void PredictCall::fail(const Refusal& refusal) {
   }
   ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
   if (refusal.reason.has_value()) metrics.count_rejected(*refusal.reason);
-  if (record_ != nullptr) record_->timings.reset();
+  if (told_) record_->timings.reset();
   count(refusal.status.code);
   release_request();
   model_.reset();
@@ -232,7 +237,7 @@ void PredictCall::count(Code code) {
 }
 
 void PredictCall::tell(const ModelMetrics& metrics, Code code, Duration took) {
-  if (record_ == nullptr) return;
+  if (!told_) return;
   record_->model = metrics.model;
   record_->version = metrics.version;
   record_->samples = decoded_ ? request.samples : 0;
@@ -240,7 +245,7 @@ void PredictCall::tell(const ModelMetrics& metrics, Code code, Duration took) {
   record_->code = code;
   record_->http_status = http_status(code);
   record_->took = took;
-  context_.access->write(*record_);
+  context_.observer->tell(*record_);
 }
 
 void PredictCall::count_refused(const Status& status) {

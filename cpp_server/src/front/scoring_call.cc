@@ -42,6 +42,7 @@ class ScoringCall final : public PredictCall, public http2::Call {
   void send_reply() override { finish({}); }
   void refuse(const Status& status) override;
   std::string_view caller() override { return request_id().empty() ? peer() : request_id(); }
+  std::string_view trace_header() override { return traceparent(); }
   void tell_origin(CallRecord& record) override;
   void submit_to(const std::shared_ptr<ServedModel>& model) override;
   ByteShare& connection_share() override { return Call::connection_share(); }
@@ -100,9 +101,7 @@ void ScoringCall::tell_origin(CallRecord& record) {
   record.protocol = "grpc";
   record.peer = peer();
   choose_request_id(request_id(), record.request_id);
-  const auto parent = read_traceparent(traceparent());
-  record.trace_id = parent.has_value() ? parent->trace_id : std::string_view();
-  tell_request_id(record.request_id);
+  if (record.logged) tell_request_id(record.request_id);
 }
 
 void ScoringCall::submit_to(const std::shared_ptr<ServedModel>& model) {

@@ -12,6 +12,7 @@
 #include "batching/request_queue.h"
 #include "common/flags.h"
 #include "http2/limits.h"
+#include "observe/observer_options.h"
 #include "package/format_rules.h"
 #include "repository/control.h"
 #include "request/decoder.h"
@@ -68,7 +69,7 @@ struct ServerConfig {
   std::string tls_client_ca;  // empty: clients need no certificate
   LogLevel log_level = LogLevel::kInfo;
   bool log_json = true;
-  std::string access_log;  // a file, or "-" for the standard output; empty: none
+  ObserverOptions observer;
   std::vector<std::string> ops_dirs;
   std::string config_file;  // of --config; empty: none
   bool help = false;

@@ -24,7 +24,7 @@
 #include "front/status_page.h"
 #include "metrics/metrics_page.h"
 #include "model/registry.h"
-#include "observe/access_log.h"
+#include "observe/call_observer.h"
 #include "package/signature.h"
 #include "repository/manager.h"
 #include "security/security.h"
@@ -73,7 +73,6 @@ class Server {
   std::unique_ptr<RepositoryManager> make_manager();
   std::optional<int> wait_for_stop(TimePoint until);
   void reload(int signal);
-  void reopen_access_log();
   bool drain();
   void close();
 
@@ -92,7 +91,7 @@ class Server {
   http2::Counters connections_;
   SecurityMetrics security_metrics_;
   Security security_;
-  const std::unique_ptr<AccessLog> access_;  // null: there is none
+  CallObserver observer_;
   MetricsPage metrics_page_;
   mutable ShadowList shadows_;  // forgets, when it is shown, what has gone
   RecentRequests recent_;       // of models of repositories

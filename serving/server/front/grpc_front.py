@@ -104,7 +104,7 @@ class GrpcFront:
         max_connection_age_s: how old a connection may become, in seconds; 0: any age.
         shares_port: whether other processes of the same server listen on the same port.
         own_address: where this server's own processes ask, without TLS, as gRPC writes it; empty: nowhere else.
-        origins: tells where calls for scores come from, whose answers then say under which id; None: nobody asks.
+        origins: tells where calls for scores come from; None: nobody asks.
     """
 
     def __init__(
@@ -273,9 +273,11 @@ class GrpcFront:
     def _origin_of(self, context: Any) -> CallOrigin | None:
         if self._origins is None:
             return None
-        origin = self._origins.of(context.invocation_metadata(), peer_address(context.peer()))
-        # Trailers are there whether the call is answered or refused.
-        context.set_trailing_metadata(((REQUEST_ID, origin.request_id),))
+        origins = self._origins
+        origin = origins.of(context.invocation_metadata(), lambda: peer_address(context.peer()))
+        if origins.logged and origin is not None:
+            # Trailers are there whether the call is answered or refused.
+            context.set_trailing_metadata(((REQUEST_ID, origin.request_id),))
         return origin
 
     def _telling(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes]:

@@ -36,6 +36,7 @@ from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.front.token_gate import refused_page
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.observe.origin import RestOrigins
 from tessera.serving.server.security.security import Security
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,7 +54,7 @@ class HttpFront:
         metrics: rendered by ``/metrics``.
         status_page: shown by ``/``.
         refresh: called before either is looked at.
-        observed: see `RestHandlers`.
+        origins: see `RestHandlers`.
         state: ``ready`` or the word for why it is not.
         calls: answers what REST asks with GET.
         infer: answers what it asks for scores.
@@ -76,12 +77,10 @@ class HttpFront:
         log: Any,
         repository: RepositoryMethods | None = None,
         refresh: Callable[[], None] = _nothing,
-        observed: bool = False,
+        origins: RestOrigins | None = None,
     ) -> None:
         self._repository = repository
-        self._rest = RestHandlers(
-            RestPages(calls, state), infer, state, self._tell, observed=observed
-        )
+        self._rest = RestHandlers(RestPages(calls, state), infer, state, self._tell, origins)
         self._refresh = refresh
         self._security = security
         self._max_connections = max_connections
