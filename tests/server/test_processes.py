@@ -25,10 +25,6 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server import supervisor
 from tessera.serving.server.background import ServerProcess
-from tessera.serving.server.errors import Code
-from tessera.serving.server.metrics.metrics_page import MetricsPage
-from tessera.serving.server.metrics.model_metrics import ModelMetrics
-from tessera.serving.server.metrics.process_report import ProcessReporter, ProcessTotals, is_ready
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.training.models.config import TableConfig
 from tests.conformance.guarded import TOKEN, Asker, Places
@@ -380,14 +376,6 @@ def test_a_slot_that_is_written_is_never_read_torn():
     writer.join()
 
 
-def counting_page(dropped=0):
-    model = ModelMetrics("m", "1")
-    metrics = MetricsPage("1", lambda: dropped)
-    metrics.show_calls(lambda: 0, lambda: {"sent": 2, "dropped": 1})
-    metrics.add(model)
-    return metrics, model
-
-
 def lines_of(path):
     return [json.loads(line) for line in path.open()] if path.exists() else []
 
@@ -447,43 +435,6 @@ def test_calls_that_are_forwarded_are_traced_where_they_are_computed(server, mes
     )
     assert (whole["network.peer.address"], whole["tessera.samples"]) == ("127.0.0.1", 2)
     assert (refused["http.response.status_code"], refused["tessera.samples"]) == (400, 0)
-
-
-def test_reports_add_up_and_a_successor_goes_on_from_them():
-    one, first = counting_page(dropped=2)
-    reporter = ProcessReporter(one, b"")
-    first.observe_call(Code.OK, 0.01, samples=3)
-    first.ids = 7
-    one.unresolved.requests[Code.NOT_FOUND] += 1
-    first.memory_bytes = {("cpu", "tables"): lambda: 100, ("cpu", "buffers"): lambda: 10}
-    told = reporter.report()
-    assert not is_ready(b"")
-    assert not is_ready(told)
-    two, second = counting_page(dropped=1)
-    successor = ProcessReporter(two, told)
-    second.observe_call(Code.OK, 0.02, samples=1)
-    second.ready = True
-    second.memory_bytes = first.memory_bytes
-    told_next = successor.report()
-    assert is_ready(told_next)
-    assert json.loads(told_next)["dropped_lines"] == {"server": 3, "access": 0}
-
-    totals = ProcessTotals()
-    shown, model = counting_page()
-    for _ in range(2):  # a report replaces the one before
-        totals.take([model, shown.unresolved], shown.security, [told, b"", told_next], restarts=1)
-    assert model.requests[Code.OK] == 3
-    assert model.duration.count() == 3
-    assert model.duration.sum == pytest.approx(0.04)
-    assert (model.answered_samples, model.ids) == (3 + 3 + 1, 14)
-    assert shown.unresolved.requests[Code.NOT_FOUND] == 2
-    assert {place: read() for place, read in model.memory_bytes.items()} == {
-        ("cpu", "tables"): 100,
-        ("cpu", "buffers"): 20,
-    }
-    assert model.ready
-    assert totals.dropped_lines["server"] == 5
-    assert totals.spans == {"sent": 2 + 4, "dropped": 1 + 2}
 
 
 def test_tokens_and_certificates_guard_every_process(package, messages, tmp_path):
