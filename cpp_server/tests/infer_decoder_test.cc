@@ -8,6 +8,7 @@
 #include <string>
 
 #include "inference.pb.h"
+#include "shared_object.h"
 #include "support.h"
 
 namespace tessera {
@@ -79,8 +80,8 @@ struct InferDecoderTest : testing::Test {
     bytes = request.SerializeAsString();
     if (!parse_infer(as_bytes(bytes), view)) return "no ModelInferRequest";
     Status status = read_options(view, options);
-    if (status.ok()) status = decoder.choose_outputs(view, chosen);
-    if (status.ok()) status = decoder.decode(view, storage, tensors);
+    if (status.ok()) status = decoder.choose_outputs(view, regions, chosen);
+    if (status.ok()) status = decoder.decode(view, regions, storage, tensors);
     if (status.ok()) status = checks.decode(tensors, decoded, kInferNames);
     EXPECT_TRUE(status.ok() || status.code == Code::kInvalidArgument);
     return status.message;
@@ -97,6 +98,7 @@ struct InferDecoderTest : testing::Test {
   std::string bytes;
   InferRequestView view;
   InferOptions options;
+  InferRegions regions;  // there are none
   InferStorage storage;
   PredictionRequestView tensors;
   DecodedRequest decoded;
@@ -265,12 +267,165 @@ TEST(InferDecoderWithoutDense, CountsSamplesByLengths) {
     InferStorage storage;
     PredictionRequestView tensors;
     EXPECT_TRUE(parse_infer(as_bytes(bytes), view));
-    const Status status = decoder.decode(view, storage, tensors);
+    const Status status = decoder.decode(view, {}, storage, tensors);
     return status.ok() ? std::to_string(tensors.batch_size) : status.message;
   };
   EXPECT_EQ(refusal({0, 0, 0, 0, 0, 0}), "2");
   EXPECT_EQ(refusal({0, 0, 0, 0}),
             "id_list_features_lengths has 4 elements, expected a multiple of 3 features");
+}
+
+// Moves the inputs' contents into an object, one behind the other.
+struct InferRegionsTest : InferDecoderTest {
+  static std::string place(Request& request, int keep = -1) {
+    std::string content;
+    Request placed = request;
+    placed.clear_raw_input_contents();
+    for (int i = 0; i < request.inputs_size(); ++i) {
+      if (i == keep) {
+        placed.add_raw_input_contents(request.raw_input_contents(i));
+        continue;
+      }
+      auto& parameters = *placed.mutable_inputs(i)->mutable_parameters();
+      const std::string& raw = request.raw_input_contents(i);
+      parameters["shared_memory_region"].set_string_param("region");
+      parameters["shared_memory_offset"].set_int64_param(static_cast<std::int64_t>(content.size()));
+      parameters["shared_memory_byte_size"].set_uint64_param(raw.size());
+      content += raw;
+    }
+    request = placed;
+    return content;
+  }
+
+  void use(const test::SharedObject& object) {
+    memory.remove_all();
+    ASSERT_TRUE(memory.add({"region", object.key(), 0, object.content().size()}).ok());
+    regions.memory = &memory;
+  }
+
+  SharedMemory memory{{.request_bytes = 10'000}};
+};
+
+TEST_F(InferRegionsTest, GivesWhatRawContentsGive) {
+  test::Random random(3);
+  for (int round = 0; round < 50; ++round) {
+    const test::RequestData data =
+        test::random_request(random, 1 + static_cast<std::int32_t>(random() % 9), 4);
+    DecodedRequest expected;
+    ASSERT_TRUE(checks.decode(data.view(), expected).ok());
+    Request request = request_of(data, false);
+    const test::SharedObject object(place(request, static_cast<int>(random() % 8) - 1));
+    use(object);
+    ASSERT_EQ(refusal(request), "");
+    EXPECT_TRUE(same(decoded.dense, expected.dense));
+    EXPECT_TRUE(same(decoded.id_list.values, expected.id_list.values));
+    EXPECT_TRUE(same(decoded.id_score_list.weights, expected.id_score_list.weights));
+  }
+}
+
+// What the client changes once the request was read changes nothing of it.
+TEST_F(InferRegionsTest, UsesACopy) {
+  Request request = request_of(two_samples(), false);
+  test::SharedObject object(place(request));
+  use(object);
+  ASSERT_EQ(refusal(request), "");
+  const std::vector<std::byte> before(decoded.dense.begin(), decoded.dense.end());
+  object.resize(0);
+  EXPECT_TRUE(same(decoded.dense, before));
+  EXPECT_EQ(refusal(request),
+            "input 'float_features': shared memory region 'region' has shrunk: its 16 bytes from 0 "
+            "on are not all there");
+}
+
+TEST_F(InferRegionsTest, NamesInputRegionAndNumbers) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  using Edit = std::function<void(inference::ModelInferRequest::InferInputTensor&)>;
+  const auto set = [](const char* key, std::int64_t value) -> Edit {
+    return [=](auto& input) {
+      (*input.mutable_parameters())[std::string("shared_memory_") + key].set_int64_param(value);
+    };
+  };
+  const std::pair<Edit, const char*> cases[] = {
+      {set("offset", kMost),
+       "input 'float_features': offset 9223372036854775807 and byte size 16 reach beyond shared "
+       "memory region 'region', which has 76 bytes"},
+      {set("offset", 61),
+       "input 'float_features': offset 61 and byte size 16 reach beyond shared memory region "
+       "'region', which has 76 bytes"},
+      {set("offset", -1),
+       "input 'float_features': parameter 'shared_memory_offset' is -1, expected 0 to "
+       "9223372036854775807"},
+      {set("byte_size", 12),
+       "float_features has 12 bytes, expected 16 (its shape has 4 FP32 elements)"},
+      {set("region", 1),
+       "input 'float_features': parameter 'shared_memory_region' is not a string"},
+      {set("other", 1),
+       "parameter 'shared_memory_other' of input 'float_features' is not supported"},
+      {[](auto& input) { input.mutable_parameters()->erase("shared_memory_byte_size"); },
+       "input 'float_features': parameters 'shared_memory_region' and 'shared_memory_byte_size' "
+       "are needed together"},
+      {[](auto& input) { input.mutable_contents()->add_fp32_contents(1); },
+       "float_features has typed contents beside shared memory, expected only one of the two"},
+  };
+  for (const auto& [edit, message] : cases) {
+    Request request = request_of(two_samples(), false);
+    const test::SharedObject object(place(request));
+    ASSERT_EQ(object.content().size(), 76u);
+    use(object);
+    edit(*request.mutable_inputs(0));
+    EXPECT_EQ(refusal(request), message);
+  }
+}
+
+// Every pair of numbers at the edges of what 64 bits hold, as either type of parameter.
+TEST_F(InferRegionsTest, ATensorLiesInItsRegion) {
+  constexpr std::uint64_t kSigned = std::numeric_limits<std::int64_t>::max();
+  constexpr std::uint64_t kAll = std::numeric_limits<std::uint64_t>::max();
+  const std::uint64_t edges[] = {0,       1,           15,          16,        17,  59,
+                                 60,      61,          75,          76,        77,  1ull << 31,
+                                 kSigned, kSigned - 1, kSigned + 1, kAll - 15, kAll};
+  Request request = request_of(two_samples(), false);
+  const test::SharedObject object(place(request));
+  ASSERT_EQ(object.content().size(), 76u);
+  use(object);
+  for (const std::uint64_t offset : edges) {
+    for (const std::uint64_t size : edges) {
+      for (const bool with_sign : {true, false}) {
+        auto& parameters = *request.mutable_inputs(0)->mutable_parameters();
+        const auto set = [&](const char* key, std::uint64_t number) {
+          if (with_sign && number <= kSigned) {
+            parameters[key].set_int64_param(static_cast<std::int64_t>(number));
+          } else {
+            parameters[key].set_uint64_param(number);
+          }
+        };
+        set("shared_memory_offset", offset);
+        set("shared_memory_byte_size", size);
+        const std::string told = refusal(request);
+        const bool inside = size <= 76 && offset <= 76 - size;
+        if (inside && size == 16) {
+          // Other bytes of the object are numbers, too; some of them are not finite.
+          EXPECT_EQ(told.find("shared memory"), told.npos) << told;
+        } else if (inside) {
+          EXPECT_NE(told.find("expected 16 (its shape has 4 FP32 elements)"), told.npos) << told;
+        } else if (offset > kSigned || size > kSigned) {
+          EXPECT_NE(told.find("expected 0 to 9223372036854775807"), told.npos) << told;
+        } else {
+          EXPECT_NE(told.find("reach beyond shared memory region"), told.npos) << told;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(InferRegionsTest, BoundsWhatARequestHas) {
+  test::RequestData data = two_samples();
+  data.values.assign(1'250, 1);
+  data.lengths[0] = 1'249;
+  Request request = request_of(data, false);
+  const test::SharedObject object(place(request));
+  use(object);
+  EXPECT_EQ(refusal(request), "the request has 10040 bytes in shared memory, the limit is 10000");
 }
 
 TEST_F(InferDecoderTest, ReadsTimeoutAndPriority) {
