@@ -297,7 +297,8 @@ TEST(MetricsTest, PageHasEveryFamily) {
            "tessera_shadow_score_difference_sum{model=\"ranker\",version=\"4\","
            "shadow_version=\"5\"} 0.25\n",
            "tessera_shadow_calls_total{model=\"ranker\",version=\"5\",result=\"dropped\"} 1\n",
-           "tessera_log_lines_dropped_total 0\n",
+           "tessera_log_lines_dropped_total{log=\"server\"} 0\n",
+           "tessera_log_lines_dropped_total{log=\"access\"} 0\n",
            "tessera_build_info{server=\"cpp\",version=\"9.9\"} 1\n",
            "# TYPE process_resident_memory_bytes gauge\n",
            "# TYPE process_cpu_seconds_total counter\n",

@@ -10,7 +10,8 @@ stderr, one JSON object per line; the line with "event": "ready" names both port
 
 SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new calls get
 UNAVAILABLE, every accepted request is answered, exit status 0.  A repeat within a second is the
-same signal; a later one ends at once.  SIGHUP reads certificates, tokens and repositories again.
+same signal; a later one ends at once.  SIGHUP reads certificates, tokens and repositories again, and
+opens the access log anew.
 
 With --processes N, N processes answer on the same ports; see its help.  SIGTERM to the first process
 drains them all, and one that ends by itself is replaced and counted (tessera_worker_restarts_total).
@@ -152,6 +153,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N...]",
         help="on which GPUs a package made for GPUs is served, the whole model on each (on as many as "
         "it has shards); default: on every one that is there",
+    )
+    parser.add_argument(
+        "--access-log",
+        default=_EXAMPLE.access_log,
+        metavar="FILE",
+        help="a file that gets a line of JSON for each call for scores, with the peer's address, the model and how the "
+        "call ended; -: the standard output; SIGHUP opens the file anew, docs/observe.md (default: none)",
     )
     parser.add_argument(
         "--log-level",

@@ -177,6 +177,7 @@ class ServerConfig:
         processes: processes that answer; those of more than one share the tables, the port and
             ``max_inflight_bytes``.
         gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
+        access_log: a file that gets a line for each call for scores, or ``-``: the standard output; empty: none.
     """
 
     models: tuple[ModelSource, ...] = ()
@@ -208,6 +209,7 @@ class ServerConfig:
     tls_client_ca: str = ""
     processes: int = 1
     gpus: tuple[int, ...] = ()
+    access_log: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
 

@@ -23,6 +23,20 @@ class Code(Enum):
     UNAUTHENTICATED = "UNAUTHENTICATED"  # before it is known what is called
 
 
+HTTP_STATUS = {
+    Code.OK: 200,
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.NOT_FOUND: 404,
+    Code.FAILED_PRECONDITION: 400,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.CANCELLED: 499,
+    Code.INTERNAL: 500,
+    Code.UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+}
+"""What stands for each over HTTP, `TooLargeError` aside."""
+
 REQUEST_CODES = tuple(
     code for code in Code if code not in {Code.FAILED_PRECONDITION, Code.UNAUTHENTICATED}
 )
@@ -72,6 +86,11 @@ class QueueFullError(ServeError):
 
 class TooLargeError(InvalidRequestError):
     """A body over HTTP that has more bytes than a message may have."""
+
+
+def http_status_of(error: ServeError) -> int:
+    """HTTP's status for ``error``."""
+    return 413 if isinstance(error, TooLargeError) else HTTP_STATUS[error.code]
 
 
 class DeadlineError(ServeError):

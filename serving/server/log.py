@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from io import TextIOBase
 from typing import Any, Literal, TextIO, cast
 
@@ -62,6 +62,12 @@ def make_logger(level: LogLevel, log_format: LogFormat, stream: TextIOBase) -> A
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
     )
     return log
+
+
+def log_unhandled(log: Any, context: Mapping[str, Any]) -> None:
+    """Tell ``log`` an error that belongs to no call, as an event loop tells it."""
+    error = context.get("exception")
+    log.error("unhandled", message=context["message"], exc_info=error, limited=True)
 
 
 class LineLimit:

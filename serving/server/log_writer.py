@@ -80,13 +80,18 @@ class LogWriter(io.TextIOBase):
             self._thread = threading.Thread(target=self._run, name="log", daemon=True)
             self._thread.start()
 
-    def end(self, timeout_s: float = FLUSH_SECONDS) -> None:
-        """Take no more lines; wait at most ``timeout_s`` seconds until those that wait are written."""
+    def end(self, timeout_s: float = FLUSH_SECONDS) -> bool:
+        """Take no more lines; wait at most ``timeout_s`` seconds until those that wait are written.
+
+        Returns:
+            Whether they are, and nobody writes to the descriptor any more.
+        """
         with self._changed:
             self._ended = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
 
     def __enter__(self) -> LogWriter:  # noqa: PYI034 - typing.Self is newer than Python 3.10
         return self

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import Any
 
 import tessera
 from tessera.errors import UserError
+from tessera.serving.server.collection import keep_what_is_loaded
 from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.daemon_thread import in_thread
 from tessera.serving.server.front.admission import Admission
@@ -31,6 +31,7 @@ from tessera.serving.server.front.repository_methods import RepositoryMethods
 from tessera.serving.server.front.rest_infer import OwnScores, RestInfer
 from tessera.serving.server.front.shadowing import Shadowing
 from tessera.serving.server.front.status_page import StatusPage
+from tessera.serving.server.log import log_unhandled
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.loader import (
@@ -39,9 +40,12 @@ from tessera.serving.server.model.loader import (
     ModelLoader,
     PackageLoader,
     identify_all,
+    log_file_hash,
 )
 from tessera.serving.server.model.registry import Registry
 from tessera.serving.server.model.serving import serve_model
+from tessera.serving.server.observe.access_log import open_access_log
+from tessera.serving.server.observe.origin import GrpcOrigins
 from tessera.serving.server.repository.calls import RepositoryCalls
 from tessera.serving.server.repository.manager import RepositoryManager
 from tessera.serving.server.repository.model_versions import IndexRow, fixed_rows
@@ -52,11 +56,6 @@ from tessera.serving.server.signals import HANDLED_SIGNALS, SignalMeaning, Signa
 EXIT_NOT_DRAINED = 1
 _FLUSH_SECONDS = 1.0
 """How long the last answers may take from the handler to the socket."""
-
-_COLLECT_OBJECTS = 5_000
-"""New objects after which they are looked at for cycles.  gRPC makes two objects of each header of a call, up to half a
-million of a hostile one, and by default every 700 of them were a reason to look.  It also leaves a cycle of five objects
-for each call; ten times as many calls at once delayed others by 100 ms."""
 
 _QUIET_SECONDS = 0.05
 """When no call has come for so long, every client has seen that the server drains."""
@@ -85,7 +84,8 @@ class Server:
         http_port: the HTTP port, once the server has started.
 
     Raises:
-        UserError: a package, certificate or file of tokens cannot be used, or two models have the same name.
+        UserError: a package, a certificate, a file of tokens or the access log cannot be used, or two models have the
+            same name.
     """
 
     def __init__(
@@ -111,6 +111,9 @@ class Server:
         self._registry = Registry(names)
         self._metrics = MetricsPage(tessera.__version__, dropped_log_lines)
         self._security = Security(config, self._metrics.security, log, shared)
+        self._access = open_access_log(config.access_log)
+        if self._access is not None:
+            self._metrics.dropped_lines["access"] = self._access.dropped
         self._counters = {
             identity.name: ModelMetrics(identity.name, identity.version, identity.counted)
             for _, identity in self._models
@@ -146,6 +149,7 @@ class Server:
             recent=self._recent if self._manager is not None else None,
             log=self._log,
             log_requests=config.log_level == "debug",
+            access=self._access,
         )
         self._http = (make_pages or self._make_http_front)(self._metrics, self.state)
         self._grpc = GrpcFront(
@@ -162,6 +166,7 @@ class Server:
             max_connection_age_s=config.max_connection_age_s,
             shares_port=shares_port,
             own_address=own_address,
+            origins=GrpcOrigins(shared.origin_secret if shared else "") if self._access else None,
         )
 
     def _index(self) -> list[IndexRow]:
@@ -198,6 +203,7 @@ class Server:
             security=self._security,
             max_connections=self._config.max_http_connections,
             log=self._log,
+            observed=self._access is not None,
         )
 
     def state(self) -> str:
@@ -237,19 +243,12 @@ class Server:
                 version=identity.version,
                 seconds=round(model.load_seconds, 3),
             )
-            self._log_file_hash(identity, model)
+            log_file_hash(self._log, identity, model)
         if self._manager is not None:
             await self._manager.start()
         self._loaded = True
         self._health.set("", Serving.SERVING)
         self._log.info("ready", host=self._config.host, port=self.port, http_port=self.http_port)
-
-    def _log_file_hash(self, identity: ModelIdentity, model: LoadedModel) -> None:
-        log = self._log.bind(model=identity.name, version=identity.version)
-        model.file_hash.tell(
-            lambda sha256: log.info("file_hash", sha256=sha256),
-            lambda failure: log.warning("file_hash_failed", error=str(failure)),
-        )
 
     def _serve(self, source: ModelSource, identity: ModelIdentity, model: LoadedModel) -> None:
         counters = self._counters[identity.name]
@@ -309,12 +308,14 @@ class Server:
             model.scheduler.close(grace_s)
         await self._http.stop()
         await self._security.stop()
+        if self._access is not None:
+            self._access.close()
         self._log.info("stop")
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then drain; another one a second later ends at once.
 
-        SIGHUP reads certificates, tokens and repositories again.  The loop goes on handling the signals until it is
+        SIGHUP reads certificates, tokens and repositories again, and opens the access log anew.  The loop goes on handling the signals until it is
         closed, so that a repeat that comes late does not end the process another way.
 
         Returns:
@@ -324,7 +325,7 @@ class Server:
             UserError: a port cannot be had or a package cannot be served.
         """
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._log_unhandled)
+        loop.set_exception_handler(lambda _, context: log_unhandled(self._log, context))
         stops: asyncio.Queue[int] = asyncio.Queue()
         reader = SignalReader()
 
@@ -342,14 +343,12 @@ class Server:
         await self._serve_until_signal(stops)
         return await self._drain_until_signal(stops)
 
-    def _log_unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an error that belongs to no call, in the log's own format."""
-        error = context.get("exception")
-        self._log.error("unhandled", message=context["message"], exc_info=error, limited=True)
-
     def _reload(self, number: int) -> None:
-        anything = self._manager is not None or self._security.has_files
+        file = self._access is not None and self._access.has_file
+        anything = self._manager is not None or self._security.has_files or file
         self._log.info("reload" if anything else "nothing_to_reload", number=number)
+        if self._access is not None:
+            self._access.reopen(self._log)
         self._security.read_again()
         if self._manager is not None:
             self._manager.rescan()
@@ -362,10 +361,7 @@ class Server:
             await asyncio.wait({loading, signalled}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await loading
-                # What is loaded stays: it need not be looked at by every later collection.
-                gc.collect()
-                gc.freeze()
-                gc.set_threshold(_COLLECT_OBJECTS)
+                keep_what_is_loaded()
             self._log.info("signal", number=await signalled)
             loading.cancel()
         except UserError:

@@ -42,6 +42,7 @@ from tessera.serving.server.model.loader import (
     PackageLoader,
     identify_all,
 )
+from tessera.serving.server.observe.access_log import STANDARD_OUTPUT, check_access_log
 from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.serving.server.signals import SignalMeaning, SignalReader
@@ -102,9 +103,14 @@ class Supervisor:
             config.processes, report_capacity([identity.counted for _, identity in self._models])
         )
         self._signals = SignalReader()
-        self._shared = Shared(own_token=secrets.token_urlsafe(32) if config.auth_token_file else "")
+        check_access_log(config.access_log)
+        self._shared = Shared(
+            own_token=secrets.token_urlsafe(32) if config.auth_token_file else "",
+            origin_secret=secrets.token_urlsafe(32) if config.access_log else "",
+        )
         # Its files are read by every process; here they are read so that what is wrong is told at once.
-        self._has_files = Security(config, SecurityMetrics(), log, self._shared).has_files
+        secret_files = Security(config, SecurityMetrics(), log, self._shared).has_files
+        self._has_files = secret_files or config.access_log not in {"", STANDARD_OUTPUT}
         if config.tls_cert:
             folder = tempfile.mkdtemp(prefix="tessera-")
             self._shared = dataclasses.replace(self._shared, folder=folder)

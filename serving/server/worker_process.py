@@ -30,6 +30,7 @@ from tessera.serving.server.metrics.process_report import (
     counted_of,
 )
 from tessera.serving.server.model.loader import ModelIdentity, ModelLoader
+from tessera.serving.server.observe.access_log import open_access_log
 from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.server import Server
 from tessera.serving.server.shared_slots import SharedSlots
@@ -101,8 +102,12 @@ def run_pages(
 
     async def show(log: Any, writer: LogWriter) -> int:
         totals = ProcessTotals()
+        access = open_access_log(config.access_log)
         page = MetricsPage(
-            tessera.__version__, lambda: totals.dropped_log_lines + writer.dropped, totals
+            tessera.__version__, lambda: totals.dropped_lines["server"] + writer.dropped, totals
+        )
+        page.dropped_lines["access"] = lambda: (
+            totals.dropped_lines["access"] + (0 if access is None else access.dropped())
         )
         for _, identity in models:
             page.add(ModelMetrics(identity.name, identity.version, identity.counted))
@@ -112,7 +117,7 @@ def run_pages(
             totals.take([*page.models, page.unresolved], page.security, contents, slots.restarts)
 
         security = Security(config, page.security, log, process.shared)
-        workers = WorkerCalls(config, process.shared)
+        workers = WorkerCalls(config, process.shared, access)
         front = HttpFront(
             metrics=page,
             status_page=StatusPage(page.models, time.monotonic),
@@ -127,6 +132,7 @@ def run_pages(
             max_connections=config.max_http_connections,
             log=log,
             refresh=refresh,
+            observed=access is not None,
         )
         refresh()
         await front.start_on(process.listeners)
@@ -136,7 +142,13 @@ def run_pages(
         # Until the workers have drained; then the supervisor kills it.
         for number in HANDLED_SIGNALS:
             loop.add_signal_handler(number, lambda: None)
-        loop.add_signal_handler(signal.SIGHUP, security.read_again)
+
+        def read_again() -> None:
+            if access is not None:
+                access.reopen(log)
+            security.read_again()
+
+        loop.add_signal_handler(signal.SIGHUP, read_again)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
         await ended.wait()
         return 0

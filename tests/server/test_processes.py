@@ -32,7 +32,9 @@ from tessera.serving.server.metrics.process_report import ProcessReporter, Proce
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.training.models.config import TableConfig
 from tests.conformance.guarded import TOKEN, Asker, Places
+from tests.conformance.rest_calls import RestClient, rest_request
 from tests.conformance.test_answers import run_in_process
+from tests.kserve_messages import infer_request
 from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import parse_metrics, value
@@ -57,9 +59,14 @@ def messages(package):
 
 
 @pytest.fixture(scope="module")
-def server(package):
+def access_log(tmp_path_factory):
+    return tmp_path_factory.mktemp("logs") / "access"
+
+
+@pytest.fixture(scope="module")
+def server(package, access_log):
     flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
-    with ServerProcess(flags) as running:
+    with ServerProcess([*flags, "--access-log", str(access_log)]) as running:
         yield running
         assert running.terminate() == 0
 
@@ -372,6 +379,49 @@ def counting_page(dropped=0):
     return metrics, model
 
 
+def lines_of(path):
+    return [json.loads(line) for line in path.open()] if path.exists() else []
+
+
+def test_every_process_writes_the_access_log_and_no_client_can_say_where_it_is(
+    server, messages, access_log
+):
+    forged = (("x-request-id", "forged"), ("tessera-origin", " 10.1.1.1 other"))
+    body, headers = rest_request(infer_request(pb.PredictionRequest.FromString(messages[1])))
+    rest = RestClient(f"127.0.0.1:{server.http_port}")
+    path = "/v2/models/model/infer"
+    with Clients(server) as calls, rest:
+        for call in calls:
+            call(messages[0], metadata=forged, timeout=PATIENCE_S)
+        reply = rest.infer(body, {"X-Request-Id": "by REST", **headers}, path=path)
+        assert (reply.status, reply.headers["x-request-id"]) == (200, "by REST")
+        assert rest.infer(b"{", {"X-Request-Id": "not JSON"}, path=path).status == 400
+
+        def of(request_id):
+            return [each for each in lines_of(access_log) if each["request_id"] == request_id]
+
+        wait_until(lambda: len(of("forged")) == CONNECTIONS and of("by REST") and of("not JSON"))
+        assert {(each["protocol"], each["peer"]) for each in of("forged")} == {
+            ("grpc", "127.0.0.1")
+        }
+        told = [(each["protocol"], each["method"], each["peer"]) for each in of("by REST")]
+        assert told == [("rest", "ModelInfer", "127.0.0.1")]
+        assert [each["samples"] for each in of("by REST") + of("not JSON")] == [2, 0]
+        assert [each["http_status"] for each in of("by REST") + of("not JSON")] == [200, 400]
+        access_log.rename(access_log.with_suffix(".1"))
+        server.process.send_signal(signal.SIGHUP)
+
+        def all_write_to_the_new_one():
+            before = len(lines_of(access_log))
+            for call in calls:
+                call(messages[0], timeout=PATIENCE_S)
+            time.sleep(0.05)
+            return len(lines_of(access_log)) == before + CONNECTIONS
+
+        wait_until(all_write_to_the_new_one)
+    assert figure(server, "tessera_log_lines_dropped_total", log="access") == 0
+
+
 def test_reports_add_up_and_a_successor_goes_on_from_them():
     one, first = counting_page(dropped=2)
     reporter = ProcessReporter(one, b"")
@@ -389,7 +439,7 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
     second.memory_bytes = first.memory_bytes
     told_next = successor.report()
     assert is_ready(told_next)
-    assert json.loads(told_next)["dropped_log_lines"] == 3
+    assert json.loads(told_next)["dropped_lines"] == {"server": 3, "access": 0}
 
     totals = ProcessTotals()
     shown, model = counting_page()
@@ -405,7 +455,7 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
         ("cpu", "buffers"): 20,
     }
     assert model.ready
-    assert totals.dropped_log_lines == 5
+    assert totals.dropped_lines["server"] == 5
 
 
 def test_tokens_and_certificates_guard_every_process(package, messages, tmp_path):

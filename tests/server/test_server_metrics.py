@@ -30,7 +30,7 @@ COUNTERS = {
     "tessera_rejected_total": MODEL | {"reason"},
     "tessera_ids_total": MODEL,
     "tessera_out_of_range_ids_total": MODEL,
-    "tessera_log_lines_dropped_total": set(),
+    "tessera_log_lines_dropped_total": {"log"},
 }
 HISTOGRAMS = {
     "tessera_request_duration_seconds": MODEL,

@@ -119,6 +119,7 @@ std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
   parsed.encoding = header(head, "content-encoding").value_or("");
   parsed.json_bytes = header(head, "inference-header-content-length").value_or("");
   parsed.request_id = header(head, "x-request-id").value_or("");
+  parsed.traceparent = header(head, "traceparent").value_or("");
   return parsed;
 }
 
@@ -129,6 +130,7 @@ std::string http_response(const HttpAnswer& answer, bool with_body, bool keeps_a
   if (answer.json_bytes.has_value()) {
     response += text("\r\nInference-Header-Content-Length: ", *answer.json_bytes);
   }
+  if (!answer.request_id.empty()) response += "\r\nX-Request-Id: " + answer.request_id;
   if (answer.status == 401) response += "\r\nWWW-Authenticate: Bearer";
   response += keeps_alive ? "\r\nConnection: keep-alive\r\n\r\n" : "\r\nConnection: close\r\n\r\n";
   if (with_body) response += answer.body;

@@ -18,6 +18,7 @@ struct HttpAnswer {
   std::string body = {};
   // How many bytes of a body with binary data behind its JSON are the JSON.
   std::optional<std::size_t> json_bytes = {};
+  std::string request_id = {};      // printable ASCII; empty: the answer has none
   std::shared_ptr<void> held = {};  // let go when the answer has left, or never will
 };
 
@@ -45,7 +46,8 @@ struct HttpHead {
   std::string encoding;          // Content-Encoding; empty: none
   std::string json_bytes;        // Inference-Header-Content-Length
   std::string request_id;        // X-Request-Id
-  std::string authorization;     // of every request
+  std::string traceparent;
+  std::string authorization;  // of every request
 };
 
 // Reads `head`, everything up to the empty line; or the answer that refuses it. A POST with an

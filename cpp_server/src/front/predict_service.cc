@@ -10,6 +10,8 @@ namespace tessera {
 void PredictCall::start(Bytes message) {
   began_ = context_.clock.now();
   held_bytes_ = 0;
+  decoded_ = false;
+  begin_record();
   expect_parts(1, 0);
   inside_ = context_.admission.enter();
   if (!inside_) {
@@ -24,6 +26,19 @@ void PredictCall::start(Bytes message) {
                                 {{"message_bytes", static_cast<std::int64_t>(message.size())}});
     free_memory();
     fail(out_of_memory_refusal());
+  }
+}
+
+void PredictCall::begin_record() {
+  if (context_.access == nullptr) return;
+  try {
+    if (record_ == nullptr) record_ = std::make_unique<CallRecord>();
+    record_->timings.reset();
+    record_->method = protocol_->method_name();
+    tell_origin(*record_);
+  } catch (const std::bad_alloc&) {  // the call goes on
+    record_.reset();
+    context_.access->drop_line();
   }
 }
 
@@ -71,6 +86,7 @@ void PredictCall::parse_and_submit(Bytes message) {
     fail({status, RejectReason::kInvalid});
     return;
   }
+  decoded_ = true;
   if (!hold(message.size())) return;
   decode = context_.clock.now() - began_;
   model->metrics().observe_stage(Stage::kDecode, seconds(decode));
@@ -172,6 +188,7 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
   protocol_->write(parts, reply);
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
+  if (record_ != nullptr) record_->timings = timings;
   if (cancelled.load(std::memory_order_relaxed)) {
     count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded
                                                         : Code::kCancelled);
@@ -193,6 +210,7 @@ void PredictCall::fail(const Refusal& refusal) {
   }
   ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
   if (refusal.reason.has_value()) metrics.count_rejected(*refusal.reason);
+  if (record_ != nullptr) record_->timings.reset();
   count(refusal.status.code);
   release_request();
   model_.reset();
@@ -203,6 +221,7 @@ void PredictCall::count(Code code) {
   ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
   const Duration took = context_.clock.now() - began_;
   metrics.count_request(code, took);
+  tell(metrics, code, took);
   if (context_.log.debugs()) {
     context_.log.debug(
         "request",
@@ -212,7 +231,21 @@ void PredictCall::count(Code code) {
   }
 }
 
+void PredictCall::tell(const ModelMetrics& metrics, Code code, Duration took) {
+  if (record_ == nullptr) return;
+  record_->model = metrics.model;
+  record_->version = metrics.version;
+  record_->samples = decoded_ ? request.samples : 0;
+  record_->ids = decoded_ ? request.ids : 0;
+  record_->code = code;
+  record_->http_status = http_status(code);
+  record_->took = took;
+  context_.access->write(*record_);
+}
+
 void PredictCall::count_refused(const Status& status) {
+  decoded_ = false;
+  begin_record();
   if (status.code == Code::kResourceExhausted) {
     context_.unresolved.count_rejected(RejectReason::kQueueFull);
   } else if (status.code == Code::kInvalidArgument) {
@@ -221,6 +254,7 @@ void PredictCall::count_refused(const Status& status) {
     context_.unresolved.count_rejected(RejectReason::kDeadline);
   }
   context_.unresolved.count_request(status.code, Duration::zero());
+  tell(context_.unresolved, status.code, Duration::zero());
 }
 
 void PredictCall::leave() {

@@ -1,7 +1,8 @@
 // A call for scores between its bytes and its model, without a transport: parse, find the model,
 // check, submit; and on the way back count and encode. wire_protocol.h has what differs between
 // Predict and ModelInfer. Every call ends in exactly one count of tessera_requests_total and, when
-// it was refused, one of tessera_rejected_total.
+// it was refused, one of tessera_rejected_total; where there is an access log, each of these counts
+// is one line of it.
 //
 // Contract: start is called once per use of a PredictCall, from any thread, and does not
 // block; send_reply (after begin_reply) or refuse is called exactly once after it, from any
@@ -25,6 +26,8 @@
 #include "metrics/model_metrics.h"
 #include "metrics/shadow_list.h"
 #include "model/registry.h"
+#include "observe/access_log.h"
+#include "observe/call_record.h"
 #include "request/wire.h"
 #include "server/log.h"
 
@@ -40,6 +43,7 @@ struct PredictContext {
   const Log& log;
   ShadowList* shadows = nullptr;     // null: no model has a shadow
   RecentRequests* recent = nullptr;  // null: no version will come
+  AccessLog* access = nullptr;       // null: there is none
 };
 
 class PredictCall : public PendingRequest {
@@ -61,6 +65,16 @@ class PredictCall : public PendingRequest {
   // Who calls, for shares of the traffic where the message does not say: the call's x-request-id,
   // else the address of its peer. Only called by start.
   virtual std::string_view caller() = 0;
+
+  // Fills in where the call comes from. Only called by start and count_refused, where there is an
+  // access log.
+  virtual void tell_origin(CallRecord& record) = 0;
+
+  // HTTP's status for `code`; 0: the call did not come over HTTP/1.1.
+  virtual int http_status(Code /*code*/) const { return 0; }
+
+  // What the access log is told of this use of the call; null: there is none, or no memory for it.
+  const CallRecord* record() const { return record_.get(); }
 
   // Hands this decoded request to its model.
   virtual void submit_to(const std::shared_ptr<ServedModel>& model) = 0;
@@ -91,6 +105,8 @@ class PredictCall : public PendingRequest {
   void fail(const Refusal& refusal) final;
   void parse_and_submit(Bytes message);
   std::shared_ptr<ServedModel> named_model(Bytes message);
+  void begin_record();
+  void tell(const ModelMetrics& metrics, Code code, Duration took);
   void count(Code code);
   void keep_some(Bytes message);
   std::unique_ptr<ShadowCall> copy_for_shadow(Bytes message, std::string_view key);
@@ -100,10 +116,12 @@ class PredictCall : public PendingRequest {
   const PredictContext& context_;
   const std::unique_ptr<WireProtocol> protocol_;
   bool inside_ = false;
+  bool decoded_ = false;         // `request` is that of the message
   std::int64_t held_bytes_ = 0;  // of the budget
   TimePoint began_{};
   std::shared_ptr<ShadowComparison> comparison_;  // with the shadow's scores; null: there are none
   std::shared_ptr<ServedModel> model_;            // until it has been answered
+  std::unique_ptr<CallRecord> record_;
 };
 
 }  // namespace tessera

@@ -15,14 +15,13 @@
 #include "front/rest_pages.h"
 #include "front/rest_request.h"
 #include "front/rest_response.h"
+#include "observe/request_ids.h"
 #include "request/utf8.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::string_view kInfer = "infer";
-// What may decide between versions.
-constexpr std::size_t kMaxRequestIdBytes = 1'024;
 constexpr int kGzipFormat = 16;  // added to the window's bits (zlib.h, inflateInit2)
 constexpr std::size_t kStepBytes = 64 * 1024;
 
@@ -144,6 +143,17 @@ class RestCall final : public PredictCall,
     give(refusal_of(status));
   }
   std::string_view caller() override { return caller_; }
+  void tell_origin(CallRecord& record) override {
+    record.protocol = "rest";
+    record.peer = asked_.peer;
+    choose_request_id(asked_.head.request_id, record.request_id);
+    const auto parent = read_traceparent(asked_.head.traceparent);
+    record.trace_id = parent.has_value() ? parent->trace_id : std::string_view();
+  }
+  int http_status(Code code) const override {
+    if (unfit_status_ != 0) return unfit_status_;
+    return code == Code::kOk ? HttpAnswer().status : http_status_of(code);
+  }
   void submit_to(const std::shared_ptr<ServedModel>& model) override { model->submit(*this); }
   ByteShare& connection_share() override { return share_; }
   bool release_request() override {
@@ -157,14 +167,19 @@ class RestCall final : public PredictCall,
     const std::shared_ptr<void> held = std::exchange(asked_.held, nullptr);
     std::string body = std::move(asked_.body);
     const HttpHead& head = asked_.head;
-    caller_ = head.request_id.empty() ? asked_.peer : head.request_id.substr(0, kMaxRequestIdBytes);
+    caller_ =
+        head.request_id.empty() ? asked_.peer : head.request_id.substr(0, kMostRequestIdBytes);
     std::optional<std::size_t> json_bytes;
     BadRequest bad = read_json_bytes(head.json_bytes, json_bytes);
     const bool packed = !head.encoding.empty() && head.encoding != "identity";
     if (packed && head.encoding != "gzip" && head.encoding != "deflate" && bad.status == 0) {
       bad = {400, text("Content-Encoding is '", head.encoding, "', expected gzip or deflate")};
     }
-    if (bad.status == 0 && packed) bad = unpack(head.encoding, service_.max_body_bytes_, body);
+    if (bad.status == 0 && packed) {
+      bad = unpack(head.encoding, service_.max_body_bytes_, body);
+      unfit_status_ = bad.status;
+      if (bad.status != 0) count_refused(Status::invalid(bad.why));
+    }
     if (bad.status != 0) {
       give(json_refusal(bad.status, bad.why));
       return {};
@@ -187,6 +202,7 @@ class RestCall final : public PredictCall,
 
   void give(HttpAnswer answer) {
     answer.held = shared_from_this();
+    if (record() != nullptr) answer.request_id = record()->request_id;
     const HttpDone done = std::exchange(done_, nullptr);
     done(std::move(answer));
   }
@@ -198,6 +214,7 @@ class RestCall final : public PredictCall,
   std::string caller_;
   RestRequest request_;
   std::string reply_;
+  int unfit_status_ = 0;            // of a body that cannot be unpacked
   bool answered_ = false;           // reply_ is there
   std::shared_ptr<RestCall> self_;  // while PredictCall has it
 };

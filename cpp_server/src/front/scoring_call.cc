@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "observe/request_ids.h"
+
 namespace tessera {
 namespace {
 
@@ -40,6 +42,7 @@ class ScoringCall final : public PredictCall, public http2::Call {
   void send_reply() override { finish({}); }
   void refuse(const Status& status) override;
   std::string_view caller() override { return request_id().empty() ? peer() : request_id(); }
+  void tell_origin(CallRecord& record) override;
   void submit_to(const std::shared_ptr<ServedModel>& model) override;
   ByteShare& connection_share() override { return Call::connection_share(); }
   bool release_request() override;
@@ -92,6 +95,15 @@ class ScoringMethod final : public http2::Method, private http2::EventLoop::Defe
   const MakeProtocol make_protocol_;
   std::vector<std::unique_ptr<ScoringCall>> free_;
 };
+
+void ScoringCall::tell_origin(CallRecord& record) {
+  record.protocol = "grpc";
+  record.peer = peer();
+  choose_request_id(request_id(), record.request_id);
+  const auto parent = read_traceparent(traceparent());
+  record.trace_id = parent.has_value() ? parent->trace_id : std::string_view();
+  tell_request_id(record.request_id);
+}
 
 void ScoringCall::submit_to(const std::shared_ptr<ServedModel>& model) {
   method_.submit(*this, model);

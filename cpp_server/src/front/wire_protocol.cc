@@ -21,6 +21,7 @@ Status check_traffic_key(std::string_view field, std::string_view key) {
 class PredictProtocol final : public WireProtocol {
  public:
   std::unique_ptr<WireProtocol> another() const override { return make_predict_protocol(); }
+  std::string_view method_name() const override { return "Predict"; }
   std::string_view message_name() const override { return "PredictionRequest"; }
   bool parse(Bytes message) override { return parse_request(message, view_); }
   std::string_view model_name() const override { return view_.model_name; }
@@ -60,6 +61,7 @@ class PredictProtocol final : public WireProtocol {
 class InferProtocol final : public WireProtocol {
  public:
   std::unique_ptr<WireProtocol> another() const override { return make_infer_protocol(); }
+  std::string_view method_name() const override { return "ModelInfer"; }
   std::string_view message_name() const override { return "ModelInferRequest"; }
   bool parse(Bytes message) override { return parse_infer(message, view_); }
   std::string_view model_name() const override { return view_.model_name; }

@@ -24,6 +24,9 @@ class WireProtocol {
   // Another one of the same protocol, which has parsed nothing.
   virtual std::unique_ptr<WireProtocol> another() const = 0;
 
+  // The call's name: Predict or ModelInfer.
+  virtual std::string_view method_name() const = 0;
+
   // The message's type, for messages.
   virtual std::string_view message_name() const = 0;
 

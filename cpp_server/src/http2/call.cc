@@ -86,6 +86,7 @@ void Call::end() {
   reading_ = submitted_ = finished_ = done_ = false;
   status_ = {};
   deadline_ = kNever;
+  told_id_ = {};
   on_end();
 }
 

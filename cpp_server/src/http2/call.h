@@ -70,8 +70,15 @@ class Call : private EventLoop::Task {
   // The call's x-request-id (request_head.h); empty: it has none. Until on_end.
   std::string_view request_id() const { return request_id_; }
 
+  // The call's traceparent header; empty: it has none. Until on_end.
+  std::string_view traceparent() const { return traceparent_; }
+
+  // The answer says so in its trailers: x-request-id. `id`, printable ASCII, is borrowed until
+  // on_end; empty: the answer has none.
+  void tell_request_id(std::string_view id) { told_id_ = id; }
+
   // The IP address that the call comes from, as text; empty where the system does not say. Only
-  // while on_message runs.
+  // while on_message or on_refused runs.
   std::string_view peer() const;
 
   // What the connection's calls for scores hold; from on_message until on_end.
@@ -116,6 +123,8 @@ class Call : private EventLoop::Task {
   TimePoint deadline_ = kNever;
 
   std::string request_id_;
+  std::string traceparent_;
+  std::string_view told_id_;
 
   MessageReader reader_;
   Encoding encoding_ = Encoding::kIdentity;

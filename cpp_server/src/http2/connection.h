@@ -110,7 +110,8 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   void finish_unpacking(Call& call, Unpacker::State state, Buffer made, std::int64_t most);
   Status full_status(bool of_server);
   void refuse(Call& call, const Status& status);
-  void submit_status(std::int32_t stream, const Status& status, bool only);
+  void submit_status(std::int32_t stream, const Status& status, bool only,
+                     std::string_view request_id);
   void submit_http_status(std::int32_t stream, int status);
   Call* call_of(std::int32_t stream) const;
   void unlink(Call& call);

@@ -87,7 +87,7 @@ int Connection::begin_call(std::int32_t stream, bool ended) {
 
 // Refuses a call of which nothing but the headers is looked at.
 int Connection::refuse_unheard(std::int32_t stream, const Status& status, bool counted) {
-  submit_status(stream, status, /*only=*/true);
+  submit_status(stream, status, /*only=*/true, /*request_id=*/{});
   return !counted || resets_.take(context_.loop.now()) ? 0 : fail(CloseReason::kResets);
 }
 
@@ -99,6 +99,7 @@ void Connection::open(Call& call, std::int32_t stream, TimePoint deadline) {
   call.opened_ = context_.loop.now();
   call.deadline_ = deadline;
   call.request_id_ = head_.request_id();
+  call.traceparent_ = head_.traceparent();
   call.reading_ = true;
   call.previous_ = nullptr;
   call.next_call_ = calls_;
@@ -130,7 +131,7 @@ void Connection::answer(Call& call) {
   call.submitted_ = true;
   if (call.finished_ && !call.status_.ok()) {
     call.done_ = true;
-    submit_status(call.stream_, call.status_, /*only=*/true);
+    submit_status(call.stream_, call.status_, /*only=*/true, call.told_id_);
     return;
   }
   const std::array<nghttp2_nv, 3> headers = {header(":status", "200"),
@@ -141,9 +142,10 @@ void Connection::answer(Call& call) {
 }
 
 // Submits a status behind an answer, or alone.
-void Connection::submit_status(std::int32_t stream, const Status& status, bool only) {
+void Connection::submit_status(std::int32_t stream, const Status& status, bool only,
+                               std::string_view request_id) {
   std::string digits;
-  std::array<nghttp2_nv, 5> headers;
+  std::array<nghttp2_nv, 6> headers;
   std::size_t count = 0;
   if (only) {
     headers[count++] = header(":status", "200");
@@ -154,6 +156,7 @@ void Connection::submit_status(std::int32_t stream, const Status& status, bool o
       header("grpc-status", outcome_text(status, digits), status.ok() ? NGHTTP2_NV_FLAG_NONE : 0);
   const std::string message = percent_encoded(status.message);
   if (!status.ok()) headers[count++] = header("grpc-message", message, kVarying);
+  if (!request_id.empty()) headers[count++] = header("x-request-id", request_id, kVarying);
   if (only) {
     nghttp2_submit_response(session_.get(), stream, headers.data(), count, nullptr);
   } else {
@@ -176,7 +179,7 @@ ssize_t Connection::take_answer(Call& call, std::span<std::byte> into, std::uint
   if (call.finished_) {
     call.done_ = true;
     flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
-    submit_status(call.stream_, call.status_, /*only=*/false);
+    submit_status(call.stream_, call.status_, /*only=*/false, call.told_id_);
   } else if (now == 0) {
     return NGHTTP2_ERR_DEFERRED;
   }

@@ -21,6 +21,7 @@ void RequestHead::clear() {
   method_ = nullptr;
   encoding_ = Encoding::kIdentity;
   request_id_.clear();
+  traceparent_.clear();
   authorization_.clear();
   unknown_path_.clear();
   unknown_encoding_.clear();
@@ -40,6 +41,8 @@ void RequestHead::add(std::string_view name, std::string_view value, const Metho
     trailers_ = value == "trailers";
   } else if (name == "x-request-id") {
     if (request_id_.empty()) request_id_ = value.substr(0, kMaxRequestIdBytes);
+  } else if (name == "traceparent") {
+    if (traceparent_.empty()) traceparent_ = value.substr(0, kMaxTraceParentBytes);
   } else if (name == "authorization") {
     if (authorization_.empty()) authorization_ = value;
   } else if (name == "grpc-timeout") {

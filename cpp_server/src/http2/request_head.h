@@ -17,6 +17,8 @@ namespace tessera::http2 {
 
 // What is kept of an x-request-id: as much as a traffic key may have.
 inline constexpr std::size_t kMaxRequestIdBytes = 1'024;
+// And of a traceparent.
+inline constexpr std::size_t kMaxTraceParentBytes = 256;
 
 class RequestHead {
  public:
@@ -42,6 +44,9 @@ class RequestHead {
   // The first x-request-id, as far as kMaxRequestIdBytes go; empty: there is none.
   std::string_view request_id() const { return request_id_; }
 
+  // The first traceparent, as far as kMaxTraceParentBytes go; empty: there is none.
+  std::string_view traceparent() const { return traceparent_; }
+
  private:
   std::size_t bytes_ = 0;
   bool post_ = false;
@@ -50,6 +55,7 @@ class RequestHead {
   Method* method_ = nullptr;
   Encoding encoding_ = Encoding::kIdentity;
   std::string request_id_;
+  std::string traceparent_;
   std::string authorization_;
   // What is said of a request that is refused; empty otherwise.
   std::string unknown_path_;

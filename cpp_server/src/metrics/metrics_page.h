@@ -1,7 +1,7 @@
 // The server's metrics page: every model's counters and the process's own figures in
 // Prometheus' text format. Names, labels and buckets are those of Tessera's other server.
 //
-// Contract: the models, the log and the counters are borrowed and outlive this. render may be
+// Contract: the models, the logs and the counters are borrowed and outlive this. render may be
 // called from any thread and reads /proc.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include "metrics/model_metrics.h"
 #include "metrics/security_metrics.h"
 #include "metrics/shadow_list.h"
+#include "observe/access_log.h"
 #include "repository/control.h"
 #include "server/log.h"
 
@@ -20,9 +21,10 @@ namespace tessera {
 class MetricsPage {
  public:
   // `unresolved` counts requests that name no known model; it is shown only where it is not 0.
+  // `access` is null where there is no access log.
   MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
               const http2::Counters& connections, const SecurityMetrics& security,
-              std::string server_version);
+              std::string server_version, const AccessLog* access = nullptr);
 
   // Text format, version 0.0.4. `repository` may be null: there is none. `shadows` forgets those
   // whose versions it does not hold any more.
@@ -35,6 +37,7 @@ class MetricsPage {
   const http2::Counters& connections_;
   const SecurityMetrics& security_;
   std::string server_version_;
+  const AccessLog* access_;
 };
 
 }  // namespace tessera

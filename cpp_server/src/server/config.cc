@@ -12,6 +12,7 @@
 #include "common/text.h"
 #include "package/format_rules.h"
 #include "server/connection_flags.h"
+#include "server/observe_flags.h"
 #include "server/security_flags.h"
 
 namespace tessera {
@@ -241,7 +242,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
 
 std::vector<Flag> flags(ServerConfig& config) {
   std::vector<Flag> all = own_flags(config);
-  for (std::vector<Flag> more : {security_flags(config), connection_flags(config.connections)}) {
+  for (std::vector<Flag> more :
+       {observe_flags(config), security_flags(config), connection_flags(config.connections)}) {
     all.insert(all.end(), std::make_move_iterator(more.begin()),
                std::make_move_iterator(more.end()));
   }
@@ -350,7 +352,7 @@ std::string usage() {
       "SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new\n"
       "calls get UNAVAILABLE, every accepted request is answered, exit status 0. A repeat within\n"
       "a second is the same signal; a later one ends at once. SIGHUP reads certificates, tokens\n"
-      "and the repository again.\n\n"
+      "and the repository again, and opens the access log anew.\n\n"
       "Every flag can also be a key of the file of --config, or a variable TESSERA_<FLAG>:\n"
       "docs/settings.md.\n\n"
       "Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests\n"

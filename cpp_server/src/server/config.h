@@ -68,6 +68,7 @@ struct ServerConfig {
   std::string tls_client_ca;  // empty: clients need no certificate
   LogLevel log_level = LogLevel::kInfo;
   bool log_json = true;
+  std::string access_log;  // a file, or "-" for the standard output; empty: none
   std::vector<std::string> ops_dirs;
   std::string config_file;  // of --config; empty: none
   bool help = false;

@@ -26,9 +26,12 @@ bool RateLimit::passes(TimePoint now) {
 
 std::uint64_t RateLimit::take_suppressed() { return std::exchange(suppressed_, 0); }
 
-LogWriter::LogWriter(int descriptor, SuppressedLine suppressed_line)
-    : descriptor_(descriptor), suppressed_line_(std::move(suppressed_line)) {
-  chunk_.reserve(PIPE_BUF);
+LogWriter::LogWriter(int descriptor, SuppressedLine suppressed_line, LogPace pace)
+    : descriptor_(descriptor),
+      suppressed_line_(std::move(suppressed_line)),
+      gather_(pace.gather),
+      chunk_bytes_(std::max<std::size_t>(pace.chunk_bytes, PIPE_BUF)) {
+  chunk_.reserve(chunk_bytes_);
 }
 
 bool LogWriter::push(std::string line) {
@@ -41,17 +44,17 @@ bool LogWriter::push(std::string line) {
 
 void LogWriter::put(std::string line) noexcept {
   bool queued = false;
+  bool wake = false;
   try {
     const MutexLock lock(mutex_);
     queued = push(std::move(line));
+    // Once: what comes until it is awake is found by it.
+    wake = queued && std::exchange(waiting_, false);
   } catch (const std::exception&) {  // the queue's own memory is not to be had
     queued = false;
   }
-  if (queued) {
-    changed_.notify_one();
-  } else {
-    drop_line();
-  }
+  if (wake) changed_.notify_one();
+  if (!queued) drop_line();
 }
 
 bool LogWriter::passes(std::string_view kind) noexcept {
@@ -93,10 +96,10 @@ bool LogWriter::tell_suppressed(TimePoint now) noexcept {
 std::size_t LogWriter::take() {
   chunk_.clear();
   std::size_t count = 0;
-  while (!lines_.empty() && (count == 0 || chunk_.size() + lines_.front().size() <= PIPE_BUF)) {
+  while (!lines_.empty() && (count == 0 || chunk_.size() + lines_.front().size() <= chunk_bytes_)) {
     std::string& line = lines_.front();
     bytes_ -= line.size();
-    if (line.size() > PIPE_BUF) {
+    if (line.size() > chunk_bytes_) {
       chunk_.swap(line);
     } else {
       chunk_ += line;  // has room for it
@@ -125,9 +128,18 @@ bool LogWriter::written(std::string_view chunk) const {
 void LogWriter::wait() {
   TimePoint until = kNever;
   for (const auto& [kind, limit] : limits_) until = std::min(until, limit.told_at());
+  waiting_ = true;
   if (until == kNever) {
     changed_.wait(mutex_);
   } else if (!tell_suppressed(std::chrono::steady_clock::now())) {
+    changed_.wait_until(mutex_, until);
+  }
+  waiting_ = false;
+}
+
+void LogWriter::gather() {
+  const TimePoint until = std::chrono::steady_clock::now() + gather_;
+  while (!closed_ && flushes_ == 0 && std::chrono::steady_clock::now() < until) {
     changed_.wait_until(mutex_, until);
   }
 }
@@ -142,6 +154,7 @@ void LogWriter::run() noexcept {
         idle_.notify_all();
         if (closed_) return;
         wait();
+        if (!lines_.empty()) gather();
       }
       lines = take();
       writing_ = lines > 0;
@@ -154,10 +167,12 @@ void LogWriter::flush(Duration limit) {
   const TimePoint until = std::chrono::steady_clock::now() + limit;
   const MutexLock lock(mutex_);
   tell_suppressed(kNever);
+  ++flushes_;
   changed_.notify_one();
   while ((!lines_.empty() || writing_) && std::chrono::steady_clock::now() < until) {
     idle_.wait_until(mutex_, until);
   }
+  --flushes_;
 }
 
 void LogWriter::close() {

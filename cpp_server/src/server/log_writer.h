@@ -40,6 +40,12 @@ class RateLimit {
   std::uint64_t suppressed_ = 0;
 };
 
+// How lines leave.
+struct LogPace {
+  Duration gather{0};           // what the first line waits for others
+  std::size_t chunk_bytes = 0;  // of lines that are written at once; 0: PIPE_BUF
+};
+
 class LogWriter {
  public:
   // What waits for the writing thread at most: at 200 bytes a line some seconds of debug lines.
@@ -49,7 +55,7 @@ class LogWriter {
   // `suppressed_line` makes the line that says how many lines of a kind were suppressed.
   using SuppressedLine = std::function<std::string(std::string_view kind, std::uint64_t lines)>;
 
-  LogWriter(int descriptor, SuppressedLine suppressed_line);
+  LogWriter(int descriptor, SuppressedLine suppressed_line, LogPace pace = {});
 
   // `line` ends with a newline.
   void put(std::string line) noexcept;
@@ -72,11 +78,13 @@ class LogWriter {
   void run() noexcept;
 
  private:
-  // Moves lines from the queue into chunk_: several of them while they are at most PIPE_BUF
-  // bytes, which pipes take whole. Returns how many. Allocates nothing.
+  // Moves lines from the queue into chunk_: several of them while they are at most chunk_bytes_
+  // (of PIPE_BUF pipes take the whole). Returns how many. Allocates nothing.
   std::size_t take() TESSERA_REQUIRES(mutex_);
   // The writing thread's wait; puts the lines about suppressed ones that are due.
   void wait() TESSERA_REQUIRES(mutex_);
+  // Waits for lines that are to be written with the first one.
+  void gather() TESSERA_REQUIRES(mutex_);
   // Whether a line about suppressed ones was due.
   bool tell_suppressed(TimePoint now) noexcept TESSERA_REQUIRES(mutex_);
   bool push(std::string line) TESSERA_REQUIRES(mutex_);
@@ -84,6 +92,8 @@ class LogWriter {
 
   const int descriptor_;
   const SuppressedLine suppressed_line_;
+  const Duration gather_;
+  const std::size_t chunk_bytes_;
   std::string chunk_;  // what the writing thread writes
   std::atomic<std::uint64_t> dropped_ = 0;
   Mutex mutex_;
@@ -92,6 +102,8 @@ class LogWriter {
   std::deque<std::string> lines_ TESSERA_GUARDED_BY(mutex_);
   std::size_t bytes_ TESSERA_GUARDED_BY(mutex_) = 0;
   bool writing_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool waiting_ TESSERA_GUARDED_BY(mutex_) = false;  // the writing thread, for a line
+  int flushes_ TESSERA_GUARDED_BY(mutex_) = 0;       // that go on
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
   std::map<std::string, RateLimit, std::less<>> limits_ TESSERA_GUARDED_BY(mutex_);
 };

@@ -63,7 +63,9 @@ Server::Server(const ServerConfig& config, const Log& log)
       budget_(config.max_inflight_bytes),
       registry_(names_.names),
       security_(config, security_metrics_, clock_, log),
-      metrics_page_(counters_, unresolved_, log, connections_, security_metrics_, kVersion),
+      access_(config.access_log.empty() ? nullptr : std::make_unique<AccessLog>(config.access_log)),
+      metrics_page_(counters_, unresolved_, log, connections_, security_metrics_, kVersion,
+                    access_.get()),
       status_page_(counters_, clock_),
       repository_(make_manager()),
       context_{registry_,
@@ -73,7 +75,8 @@ Server::Server(const ServerConfig& config, const Log& log)
                clock_,
                log,
                config.repositories.empty() ? nullptr : &shadows_,
-               config.repositories.empty() ? nullptr : &recent_},
+               config.repositories.empty() ? nullptr : &recent_,
+               access_.get()},
       grpc_(context_, facts(), connections_) {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     counters_.add(names_.names[i], names_.versions[i]);
@@ -291,10 +294,21 @@ std::optional<int> Server::wait_for_stop(TimePoint until) {
 }
 
 void Server::reload(int signal) {
-  const bool any = repository_ != nullptr || security_.has_files();
+  const bool file = access_ != nullptr && access_->has_file();
+  const bool any = repository_ != nullptr || security_.has_files() || file;
   log_.info(any ? "reload" : "nothing_to_reload", {{"number", std::int64_t{signal}}});
+  if (file) reopen_access_log();
   security_.read_again();
   if (repository_ != nullptr) repository_->rescan();
+}
+
+void Server::reopen_access_log() {
+  try {
+    access_->reopen();
+    log_.info("access_log_reopened");
+  } catch (const UsageError& error) {
+    log_.warning("access_log_not_reopened", {{"error", std::string(error.what())}});
+  }
 }
 
 int Server::run() {
@@ -316,6 +330,7 @@ int Server::run() {
     if (answers && drained) grpc_.stop(kFlush);
     log_.info("stop");
     log_.flush();
+    if (access_ != nullptr) access_->flush();
     std::_Exit(drained ? 0 : 1);
   }
   close();

@@ -24,6 +24,7 @@
 #include "front/status_page.h"
 #include "metrics/metrics_page.h"
 #include "model/registry.h"
+#include "observe/access_log.h"
 #include "package/signature.h"
 #include "repository/manager.h"
 #include "security/security.h"
@@ -36,8 +37,9 @@ namespace tessera {
 
 class Server {
  public:
-  // Reads the trusted keys, the tokens and every package's manifest. Throws PackageError, or
-  // UsageError when two models have the same name or a file of secrets has to be changed.
+  // Reads the trusted keys, the tokens and every package's manifest, and opens the access log.
+  // Throws PackageError, or UsageError when two models have the same name or a file has to be
+  // changed.
   Server(const ServerConfig& config, const Log& log);
   ~Server();
   Server(const Server&) = delete;
@@ -45,9 +47,9 @@ class Server {
 
   // Serves until SIGTERM or SIGINT, then drains, also where loads of the start are going on and
   // some model answers already; another one a second later ends at once. SIGHUP reads the files of
-  // secrets and the repository again. Returns the exit status: 0 when every accepted request was
-  // answered, else 1. Throws UsageError or PackageError when a port cannot be had or a package not
-  // be served.
+  // secrets and the repository again, and opens the access log anew. Returns the exit status: 0
+  // when every accepted request was answered, else 1. Throws UsageError or PackageError when a port
+  // cannot be had or a package not be served.
   int run();
 
  private:
@@ -71,6 +73,7 @@ class Server {
   std::unique_ptr<RepositoryManager> make_manager();
   std::optional<int> wait_for_stop(TimePoint until);
   void reload(int signal);
+  void reopen_access_log();
   bool drain();
   void close();
 
@@ -89,6 +92,7 @@ class Server {
   http2::Counters connections_;
   SecurityMetrics security_metrics_;
   Security security_;
+  const std::unique_ptr<AccessLog> access_;  // null: there is none
   MetricsPage metrics_page_;
   mutable ShadowList shadows_;  // forgets, when it is shown, what has gone
   RecentRequests recent_;       // of models of repositories

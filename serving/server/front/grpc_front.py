@@ -34,6 +34,7 @@ from tessera.serving.server.front.repository_methods import RepositoryMethods
 from tessera.serving.server.front.token_gate import TokenGate
 from tessera.serving.server.front.unpacking import unpack, unpacked
 from tessera.serving.server.front.wire_protocol import InferProtocol, PredictProtocol, WireProtocol
+from tessera.serving.server.observe.origin import REQUEST_ID, CallOrigin, GrpcOrigins
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
 from tessera.serving.server.security.security import Security
 
@@ -103,6 +104,7 @@ class GrpcFront:
         max_connection_age_s: how old a connection may become, in seconds; 0: any age.
         shares_port: whether other processes of the same server listen on the same port.
         own_address: where this server's own processes ask, without TLS, as gRPC writes it; empty: nowhere else.
+        origins: tells where calls for scores come from, whose answers then say under which id; None: nobody asks.
     """
 
     def __init__(
@@ -119,7 +121,9 @@ class GrpcFront:
         max_connection_age_s: int,
         shares_port: bool,
         own_address: str = "",
+        origins: GrpcOrigins | None = None,
     ) -> None:
+        self._origins = origins
         self._certificates = security.certificates
         self._own_address = own_address
         self._predict_service = predict_service
@@ -248,6 +252,7 @@ class GrpcFront:
             _own_task().add_done_callback(lambda _: held.keep(0))
             remaining = context.time_remaining()
             deadline = NO_DEADLINE if remaining is None else time.monotonic() + remaining
+            origin = self._origin_of(context)
             try:
                 return await self._predict_service.predict(
                     protocol,
@@ -255,6 +260,7 @@ class GrpcFront:
                     deadline,
                     held,
                     lambda: _key_of(context),
+                    origin=origin,
                 )
             except ServeError as error:
                 refusal = error.code, error.message
@@ -263,6 +269,14 @@ class GrpcFront:
             return await _abort(context, *refusal)
 
         return grpc.stream_unary_rpc_method_handler(answer)
+
+    def _origin_of(self, context: Any) -> CallOrigin | None:
+        if self._origins is None:
+            return None
+        origin = self._origins.of(context.invocation_metadata(), peer_address(context.peer()))
+        # Trailers are there whether the call is answered or refused.
+        context.set_trailing_metadata(((REQUEST_ID, origin.request_id),))
+        return origin
 
     def _telling(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes]:
         """A call that `KserveMetadata` answers."""

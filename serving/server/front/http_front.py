@@ -53,6 +53,7 @@ class HttpFront:
         metrics: rendered by ``/metrics``.
         status_page: shown by ``/``.
         refresh: called before either is looked at.
+        observed: see `RestHandlers`.
         state: ``ready`` or the word for why it is not.
         calls: answers what REST asks with GET.
         infer: answers what it asks for scores.
@@ -75,9 +76,12 @@ class HttpFront:
         log: Any,
         repository: RepositoryMethods | None = None,
         refresh: Callable[[], None] = _nothing,
+        observed: bool = False,
     ) -> None:
         self._repository = repository
-        self._rest = RestHandlers(RestPages(calls, state), infer, state, self._tell)
+        self._rest = RestHandlers(
+            RestPages(calls, state), infer, state, self._tell, observed=observed
+        )
         self._refresh = refresh
         self._security = security
         self._max_connections = max_connections

@@ -1,21 +1,10 @@
-"""What the HTTP port refuses: which status stands for which refusal, and what a POST may not be."""
+"""What the HTTP port refuses: how a refusal is told, and what a POST may not be."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from tessera.serving.server.errors import Code, ServeError, TooLargeError
-
-_HTTP_STATUS = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.UNAUTHENTICATED: 401,
-    Code.NOT_FOUND: 404,
-    Code.FAILED_PRECONDITION: 400,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.CANCELLED: 499,
-    Code.UNAVAILABLE: 503,
-    Code.DEADLINE_EXCEEDED: 504,
-}
+from tessera.serving.server.errors import ServeError, http_status_of
 
 
 class RefusedRequestError(Exception):
@@ -30,10 +19,7 @@ def refusal(error: ServeError | RefusedRequestError) -> web.Response:
     """The answer that tells ``error``."""
     if isinstance(error, RefusedRequestError):
         return web.json_response({"error": str(error)}, status=error.status)
-    status = _HTTP_STATUS.get(error.code, 500)
-    if isinstance(error, TooLargeError):
-        status = 413
-    return web.json_response({"error": error.message}, status=status)
+    return web.json_response({"error": error.message}, status=http_status_of(error))
 
 
 def refuse_strange(request: web.Request) -> None:

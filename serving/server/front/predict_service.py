@@ -1,7 +1,7 @@
 """A call for scores, from the request's bytes to the response's, without gRPC.
 
 Every call ends in exactly one count of ``tessera_requests_total`` and, when it was refused,
-one of ``tessera_rejected_total``.
+one of ``tessera_rejected_total``; where there is an access log, each of these counts is one line of it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 
 from tessera.serving.server.batching.workers import refusal_of
 from tessera.serving.server.errors import (
+    HTTP_STATUS,
     Code,
     InvalidRequestError,
     QueueFullError,
     RejectReason,
     ServeError,
+    http_status_of,
 )
 from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import CALL_BYTES, HeldBytes
@@ -29,7 +31,9 @@ from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.registry import Key, Registry, no_key
 from tessera.serving.server.model.served_model import ServedModel
-from tessera.serving.server.request.decoded_request import ended_by_deadline
+from tessera.serving.server.observe.access_log import AccessLog, CallRecord
+from tessera.serving.server.observe.origin import CallOrigin
+from tessera.serving.server.request.decoded_request import Answer, ended_by_deadline
 
 
 class PredictService:
@@ -43,6 +47,7 @@ class PredictService:
         recent: keeps some requests for the warm-up of versions that come; None: none will.
         log: where bugs go, and the line per call.
         log_requests: write a line per call, at level debug.
+        access: the access log; None: there is none.
     """
 
     def __init__(
@@ -55,7 +60,9 @@ class PredictService:
         recent: RecentRequests | None,
         log: Any,
         log_requests: bool,
+        access: AccessLog | None = None,
     ) -> None:
+        self._access = access
         self._log_requests = log_requests
         self._registry = registry
         self._unresolved = metrics.unresolved
@@ -71,6 +78,8 @@ class PredictService:
         deadline: float,
         held: HeldBytes,
         key: Key = no_key,
+        *,
+        origin: CallOrigin | None = None,
     ) -> bytes:
         """Score one request.
 
@@ -84,6 +93,7 @@ class PredictService:
             deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
             held: takes what the request holds; to be given back once the answer has left.
             key: gives what decides between versions where the request does not say.
+            origin: where it comes from, for the access log; None: it is not told of there.
 
         Returns:
             Its serialised response.
@@ -97,17 +107,19 @@ class PredictService:
             refusal = failure if isinstance(failure, ServeError) else refusal_of(self._log, failure)
             self._unresolved.requests[refusal.code] += 1
             self._unresolved.rejected[refusal.reason or RejectReason.QUEUE_FULL] += 1
+            unread = _Call(self._unresolved, time.monotonic(), protocol.method, origin)
+            self._tell(unread, refusal.code, 0.0, http_status_of(refusal))
             if refusal is failure:
                 raise
             raise refusal from failure
         began = time.monotonic()
-        call = _Call(self._unresolved, began)
+        call = _Call(self._unresolved, began, protocol.method, origin)
         code = Code.INTERNAL
         try:
             # The message goes as soon as its arrays are there, not when its answer is.
             opened = self._open(protocol, content, call, held, key)
             del content
-            response = await self._score(opened, deadline, began, call.metrics, held)
+            response = await self._score(opened, deadline, began, call, held)
             code = Code.OK
         except ServeError as error:
             code = error.code
@@ -129,6 +141,7 @@ class PredictService:
             call.end(self._admission)
             seconds = time.monotonic() - began
             call.metrics.observe_call(code, seconds, call.samples)
+            self._tell(call, code, seconds, HTTP_STATUS[code])
             if self._log_requests:
                 self._log.debug(
                     "request",
@@ -138,6 +151,32 @@ class PredictService:
                 )
         return response
 
+    def _tell(
+        self,
+        call: _Call,
+        code: Code,
+        seconds: float,
+        http_status: int,
+    ) -> None:
+        if self._access is None or call.origin is None:
+            return
+        answer = call.answer
+        self._access.write(
+            CallRecord(
+                origin=call.origin,
+                method=call.method,
+                model=call.metrics.model,
+                version=call.metrics.version,
+                samples=call.samples,
+                ids=call.ids,
+                code=code,
+                http_status=http_status,
+                seconds=seconds,
+                queue_s=None if answer is None else answer.queue_seconds,
+                forward_s=None if answer is None else answer.timings.forward,
+            )
+        )
+
     def _open(
         self, protocol: WireProtocol, content: bytes, call: _Call, held: HeldBytes, key: Key
     ) -> _Opened:
@@ -146,7 +185,7 @@ class PredictService:
         self._admission.enter()
         call.inside = True
         decoded = read()
-        call.samples = decoded.request.samples
+        call.samples, call.ids = decoded.request.samples, decoded.request.ids
         held.take(
             CALL_BYTES
             + len(content)
@@ -160,7 +199,7 @@ class PredictService:
         return _Opened(model, decoded, decode_seconds)
 
     async def _score(
-        self, opened: _Opened, deadline: float, began: float, metrics: ModelMetrics, held: HeldBytes
+        self, opened: _Opened, deadline: float, began: float, call: _Call, held: HeldBytes
     ) -> bytes:
         decoded = opened.decoded
         answer = await opened.model.scheduler.submit(
@@ -171,7 +210,8 @@ class PredictService:
         )
         encoding = time.monotonic()
         response = decoded.encode(answer, opened.decode_seconds)
-        metrics.stages["encode"].observe(time.monotonic() - encoding)
+        call.answer = answer
+        call.metrics.stages["encode"].observe(time.monotonic() - encoding)
         held.keep(CALL_BYTES + len(response))
         shadow = self._registry.shadow(opened.model, decoded.key)
         if shadow is not None:
@@ -182,17 +222,26 @@ class PredictService:
 class _Call:
     """Which model's counters a call belongs to, known once its name is read; whether it is inside.
 
-    Its samples, too, once they are counted.
+    Its samples and ids, too, once they are counted, and what it is answered with.
     """
 
-    __slots__ = ("began", "inside", "metrics", "model", "samples")
+    __slots__ = (
+        *("answer", "began", "ids", "inside", "method"),
+        *("metrics", "model", "origin", "samples"),
+    )
 
-    def __init__(self, metrics: ModelMetrics, began: float) -> None:
+    def __init__(
+        self, metrics: ModelMetrics, began: float, method: str, origin: CallOrigin | None
+    ) -> None:
         self.metrics = metrics
         self.began = began
+        self.method = method
+        self.origin = origin
         self.model: ServedModel | None = None
         self.inside = False
         self.samples = 0
+        self.ids = 0
+        self.answer: Answer | None = None
 
     def goes_to(self, model: ServedModel) -> None:
         """``model`` answers, or refuses, and stays until then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -12,6 +13,7 @@ from tessera.serving.server.front.http_refusals import RefusedRequestError, refu
 from tessera.serving.server.front.rest_infer import RestCall, RestInfer
 from tessera.serving.server.front.rest_pages import ROOT, RestPages, read_model_path
 from tessera.serving.server.front.rest_response import RestAnswer
+from tessera.serving.server.observe.origin import rest_origin
 
 _MOST_DIGITS = 18  # of a size that fits 64 bits
 
@@ -24,6 +26,7 @@ class RestHandlers:
         infer: answers POST.
         state: ``ready`` or the word for why the server is not.
         tell: told that a request has come whole, and whether its answer is still to be made.
+        observed: whether calls for scores are told of, and their answers say under which id.
     """
 
     def __init__(
@@ -32,7 +35,10 @@ class RestHandlers:
         infer: RestInfer,
         state: Callable[[], str],
         tell: Callable[[web.Request, bool], None],
+        *,
+        observed: bool,
     ) -> None:
+        self._observed = observed
         self._pages = pages
         self._infer = infer
         self._state = state
@@ -62,22 +68,33 @@ class RestHandlers:
             return refusal(error)
 
     async def _post_infer(self, request: web.Request) -> web.StreamResponse:
+        call = None
         try:
-            call = _head_of(request, self._infer.max_body_bytes)
+            call = self._head_of(request)
             if call is None:
                 return await self._get_rest(request)
             pieces = request.content.iter_any()
             async with self._infer.infer(call, pieces, lambda: self._tell(request, True)) as answer:
                 self._tell(request, False)
                 response = web.Response(body=answer.content, headers=_headers_of(answer))
-                return await self._sent(request, response)
+                return await self._sent(request, response, call)
         except (ServeError, RefusedRequestError) as error:
-            return await self._sent(request, refusal(error))
+            return await self._sent(request, refusal(error), call)
         finally:
             self._tell(request, False)
 
-    async def _sent(self, request: web.Request, response: web.Response) -> web.Response:
+    def _head_of(self, request: web.Request) -> RestCall | None:
+        call = _head_of(request, self._infer.max_body_bytes)
+        if call is None or not self._observed:
+            return call
+        return replace(call, origin=rest_origin(request.headers, request.remote or ""))
+
+    async def _sent(
+        self, request: web.Request, response: web.Response, call: RestCall | None
+    ) -> web.Response:
         """``response``, which has left; the last one of its connection where the server drains."""
+        if call is not None and call.origin is not None:
+            response.headers["X-Request-Id"] = call.origin.request_id
         if self._state() == "draining" or not request.content.is_eof():
             response.force_close()
         await response.prepare(request)

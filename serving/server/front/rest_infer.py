@@ -21,6 +21,7 @@ from tessera.serving.server.front.rest_request import Encodings, RestRequest, re
 from tessera.serving.server.front.rest_response import RestAnswer, write_answer
 from tessera.serving.server.front.unpacking import unpack_body
 from tessera.serving.server.front.wire_protocol import InferProtocol
+from tessera.serving.server.observe.origin import CallOrigin
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
 
 _QUICK_BYTES = 8 * 1024
@@ -37,6 +38,7 @@ class RestCall:
         encoding: what Content-Encoding says: ``gzip``, ``deflate``, or empty.
         connection: names the client's connection.
         key: decides between versions where the request does not say: its id, else who has called.
+        origin: where it comes from; None: nobody asks.
     """
 
     asked: ModelPath
@@ -44,6 +46,7 @@ class RestCall:
     encoding: str
     connection: str
     key: bytes
+    origin: CallOrigin | None = None
 
 
 Receive = Callable[[], Awaitable[bytes]]
@@ -83,7 +86,7 @@ class OwnScores:
         held = HeldBytes(self._budget, call.connection)
         try:
             yield await self._predict_service.predict(
-                InferProtocol(), receive, NO_DEADLINE, held, lambda: call.key
+                InferProtocol(), receive, NO_DEADLINE, held, lambda: call.key, origin=call.origin
             )
         finally:
             held.keep(0)

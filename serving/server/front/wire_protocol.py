@@ -49,7 +49,13 @@ class DecodedCall:
 
 
 class WireProtocol(Protocol):
-    """What differs between the wire protocols that a model is called by."""
+    """What differs between the wire protocols that a model is called by.
+
+    Attributes:
+        method: the call's name.
+    """
+
+    method: str
 
     def open(
         self, content: bytes, registry: Registry, key: Key
@@ -71,6 +77,8 @@ class WireProtocol(Protocol):
 
 class PredictProtocol:
     """``predictor.Predictor``'s Predict."""
+
+    method = "Predict"
 
     def open(
         self, content: bytes, registry: Registry, key: Key
@@ -104,6 +112,8 @@ class PredictProtocol:
 
 class InferProtocol:
     """``inference.GRPCInferenceService``'s ModelInfer."""
+
+    method = "ModelInfer"
 
     def open(
         self, content: bytes, registry: Registry, key: Key

@@ -17,8 +17,10 @@ from google.protobuf.message import Message
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.config import ServerConfig
-from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.errors import Code, ServeError, http_status_of
 from tessera.serving.server.front.rest_infer import Receive, RestCall
+from tessera.serving.server.observe.access_log import AccessLog, CallRecord
+from tessera.serving.server.observe.origin import CallOrigin, forwarding
 from tessera.serving.server.security.security import Shared
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -33,9 +35,14 @@ class WorkerCalls:
     Args:
         config: of the whole server, with the ports that were found.
         shared: what this process and the workers have in common.
+        access: the access log of this process, for calls of which no worker hears; None: there is none.
     """
 
-    def __init__(self, config: ServerConfig, shared: Shared) -> None:
+    def __init__(
+        self, config: ServerConfig, shared: Shared, access: AccessLog | None = None
+    ) -> None:
+        self._access = access
+        self._origin_secret = shared.origin_secret
         # Whoever asks this process has shown a token of its own.
         self._authorization: Metadata = (
             (("authorization", f"Bearer {shared.own_token}"),) if shared.own_token else ()
@@ -64,8 +71,35 @@ class WorkerCalls:
         """See `ScoringCalls.infer`."""
         key = call.key.decode("latin-1")
         # The worker would take this process for who has called.
-        metadata = (("x-request-id", key),) if key.isascii() and key.isprintable() else ()
-        yield await self._ask("ModelInfer", await receive(), metadata)
+        metadata: Metadata = (("x-request-id", key),) if key.isascii() and key.isprintable() else ()
+        if call.origin is not None:
+            metadata += forwarding(call.origin, self._origin_secret)
+        try:
+            content = await receive()
+        except ServeError as error:
+            self._tell(call.origin, error)
+            raise
+        yield await self._ask("ModelInfer", content, metadata)
+
+    def _tell(self, origin: CallOrigin | None, error: ServeError) -> None:
+        """The worker's access log has the calls that it hears of."""
+        if self._access is None or origin is None:
+            return
+        self._access.write(
+            CallRecord(
+                origin=origin,
+                method="ModelInfer",
+                model="",
+                version="",
+                samples=0,
+                ids=0,
+                code=error.code,
+                http_status=http_status_of(error),
+                seconds=0.0,
+                queue_s=None,
+                forward_s=None,
+            )
+        )
 
     async def _ask(self, method: str, content: bytes, metadata: Metadata = ()) -> bytes:
         # Made when it is needed: inside the event loop, and never before a fork.

@@ -33,11 +33,15 @@ class MetricsCollector(Collector):
         unresolved: requests that named no known model; its labels are empty.
         versions: the metrics of repositories.
         security: those of tokens and certificates.
+        dropped_lines: of each log, how many lines it has lost so far.
     """
 
     def __init__(self, server_version: str, dropped_log_lines: Callable[[], int]) -> None:
         self._server_version = server_version
-        self._dropped_log_lines = dropped_log_lines
+        self.dropped_lines: dict[str, Callable[[], int]] = {
+            "server": dropped_log_lines,
+            "access": lambda: 0,
+        }
         self.models: list[ModelMetrics] = []
         self.unresolved = ModelMetrics("", "")
         self.versions = VersionMetrics()
@@ -87,11 +91,17 @@ class MetricsCollector(Collector):
                 batches.add_metric((*labels, cut.value), count)
             ids.add_metric(labels, model.ids)
             outside.add_metric(labels, model.out_of_range_ids)
+        yield from (requests, rejected, batches, ids, outside, values, missing, self._dropped())
+
+    def _dropped(self) -> Metric:
         dropped = CounterMetricFamily(
-            "tessera_log_lines_dropped", "Log lines that found no room or could not be written"
+            "tessera_log_lines_dropped",
+            "Log lines that found no room or could not be written",
+            labels=("log",),
         )
-        dropped.add_metric((), self._dropped_log_lines())
-        yield from (requests, rejected, batches, ids, outside, values, missing, dropped)
+        for log, lines in self.dropped_lines.items():
+            dropped.add_metric((log,), lines())
+        return dropped
 
     def _histograms(self) -> Iterator[Metric]:
         stages = _histogram(
@@ -167,7 +177,7 @@ class MetricsPage:
 
     Args:
         server_version: the label of ``tessera_build_info``.
-        dropped_log_lines: how many lines the log has lost so far.
+        dropped_log_lines: how many lines the server's own log has lost so far.
         process: tells the ``process_*`` families; those of the calling process if None.
     """
 
@@ -177,7 +187,6 @@ class MetricsPage:
         dropped_log_lines: Callable[[], int],
         process: Collector | None = None,
     ) -> None:
-        self.dropped_log_lines = dropped_log_lines
         self._registry = CollectorRegistry()
         self._collector = MetricsCollector(server_version, dropped_log_lines)
         self._registry.register(self._collector)
@@ -205,6 +214,11 @@ class MetricsPage:
     def security(self) -> SecurityMetrics:
         """The metrics of tokens and certificates."""
         return self._collector.security
+
+    @property
+    def dropped_lines(self) -> dict[str, Callable[[], int]]:
+        """What tells how many lines each log has lost so far, by the log's name."""
+        return self._collector.dropped_lines
 
     def add(self, model: ModelMetrics) -> None:
         """Show ``model`` from now on."""

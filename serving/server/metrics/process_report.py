@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class ProcessReporter:
         self._rss_bytes_before = _resident_bytes()
         past: Report = json.loads(before) if before else {}
         self._past_cpu_seconds: float = past.get("cpu_seconds", 0.0)
-        self._past_dropped: int = past.get("dropped_log_lines", 0)
+        self._past_dropped: dict[str, int] = past.get("dropped_lines", {})
         for model in (*page.models, page.unresolved):
             if past:
                 model.add(past["models"][model.model]["counted"])
@@ -68,7 +69,10 @@ class ProcessReporter:
                 "resident_bytes_more": _resident_bytes() - self._rss_bytes_before,
                 "virtual_bytes": _statm(0),
                 "open_fds": _open_fds(),
-                "dropped_log_lines": self._past_dropped + self._page.dropped_log_lines(),
+                "dropped_lines": {
+                    log: self._past_dropped.get(log, 0) + lines()
+                    for log, lines in self._page.dropped_lines.items()
+                },
                 "refused_calls": self._page.security.refused,
                 "models": {
                     model.model: {"counted": model.counted(), "now": _gauges(model)}
@@ -82,12 +86,12 @@ class ProcessTotals(Collector):
     """The sums of reports: fills a page's models with them, and tells the ``process_*`` families.
 
     Attributes:
-        dropped_log_lines: of all processes.
+        dropped_lines: of each log, the lines that all processes have lost.
     """
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
-        self.dropped_log_lines = 0
+        self.dropped_lines: Counter[str] = Counter()
         self._restarts = 0
         self._began = time.time()
 
@@ -108,7 +112,9 @@ class ProcessTotals(Collector):
         """
         self._reports = [json.loads(content) for content in contents if content]
         self._restarts = restarts
-        self.dropped_log_lines = sum(report["dropped_log_lines"] for report in self._reports)
+        self.dropped_lines = Counter()
+        for report in self._reports:
+            self.dropped_lines.update(report["dropped_lines"])
         security.take_others([report["refused_calls"] for report in self._reports])
         for model in models:
             reports = [report["models"][model.model] for report in self._reports]

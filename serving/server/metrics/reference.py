@@ -37,7 +37,7 @@ BOTH, CPP, PROCESSES = "both", "`tessera-server`", "`tessera serve --processes`"
 _CPP_PAGE = ROOT / "cpp_server" / "src" / "metrics" / "metrics_page.cc"
 _CPP_LIMITS = ROOT / "cpp_server" / "src" / "http2" / "limits.h"
 
-_WORDS = ("code", "reason", "stage", "result", "state", "files")
+_WORDS = ("code", "reason", "stage", "result", "state", "files", "log")
 """Labels whose values are words of the servers' own."""
 
 _LABELS = {

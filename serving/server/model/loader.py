@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -242,3 +242,12 @@ class LoadedBefore:
     def load(self, source: ModelSource) -> LoadedModel:
         """Give the model that was loaded for ``source``."""
         return self._models[self._identities[source].name]
+
+
+def log_file_hash(log: Any, identity: ModelIdentity, model: LoadedModel) -> None:
+    """Tell ``log`` the hash of the model's file once it is known."""
+    told = log.bind(model=identity.name, version=identity.version)
+    model.file_hash.tell(
+        lambda sha256: told.info("file_hash", sha256=sha256),
+        lambda failure: told.warning("file_hash_failed", error=str(failure)),
+    )

@@ -33,11 +33,13 @@ class Shared:
         own_token: by which they know one another; empty: there is one process.
         folder: where each worker listens for the others without TLS, which only this server's user can enter; empty:
             they ask one another on the gRPC port.
+        origin_secret: see `GrpcOrigins`.
     """
 
     rates: Rates = field(default_factory=Rates)
     own_token: str = field(default="", repr=False)
     folder: str = ""
+    origin_secret: str = field(default="", repr=False)
 
     def address_of(self, worker: int) -> str:
         """Where a worker listens in ``folder``, as gRPC writes it."""

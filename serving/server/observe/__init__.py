@@ -1,0 +1,1 @@
+"""What is told of each call beside the counters: the access log."""

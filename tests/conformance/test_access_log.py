@@ -1,0 +1,169 @@
+"""--access-log: the same calls leave the same lines in both servers."""
+
+import json
+import re
+import signal
+
+import grpc
+import numpy as np
+
+from tests.conformance.conformance_harness import TIMEOUT_S
+from tests.conformance.rest_calls import RestClient, rest_request
+from tests.conformance.test_trouble import queued, waiting_server
+from tests.kserve_messages import infer_request, raw_infer
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+BATCH = 100
+"""Samples that make a whole batch, which is computed at once; fewer wait."""
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+
+
+def told_id(call):
+    return dict(call.trailing_metadata() or ()).get("x-request-id")
+
+
+def ask(method, content, request_id, *more, code="OK", **options):
+    """Call, and hold what the answer says of its id against what was given."""
+    metadata = (("x-request-id", request_id), *more)
+    call = method.with_call
+    try:
+        _, ended = call(content, metadata=metadata, timeout=TIMEOUT_S, **options)
+    except grpc.RpcError as error:
+        ended = error
+    assert (ended.code().name, told_id(ended)) == (code, request_id)
+
+
+def ask_rest(rest, body, request_id, status, path="/v2/models/ranker/infer", **headers):
+    reply = rest.infer(body, {"X-Request-Id": request_id, **headers}, path=path)
+    assert (reply.status, reply.headers["x-request-id"]) == (status, request_id), reply
+
+
+def ids_of(message):
+    groups = (message.id_list_features, message.id_score_list_features)
+    return sum(int(np.frombuffer(group.lengths, "<i4").sum()) for group in groups)
+
+
+def make_calls(server, whole, one):
+    """Every way in which a call may end that can be brought about at will."""
+    infer, content = raw_infer(server), infer_request(whole).SerializeToString()
+    # First: once a batch's time is known, one is cut before a deadline passes.
+    late = infer_request(one)
+    late.parameters["timeout"].int64_param = 300_000
+    ask(infer, late.SerializeToString(), "late", code="DEADLINE_EXCEEDED")
+    ask(server.raw, whole.SerializeToString(), "predict", ("traceparent", PARENT))
+    ask(infer, content, "infer")
+    ask(server.raw, b"\xff", "not a message", code="INVALID_ARGUMENT")
+    unfit, unknown = type(one)(), type(one)()
+    unfit.CopyFrom(one)
+    unfit.float_features.values = b"123"
+    ask(server.raw, unfit.SerializeToString(), "unfit", code="INVALID_ARGUMENT")
+    unknown.CopyFrom(one)
+    unknown.model_name = "nobody"
+    ask(server.raw, unknown.SerializeToString(), "unknown", code="NOT_FOUND")
+    waiting = [
+        server.start(one, metadata=[("x-request-id", name)], timeout=TIMEOUT_S)
+        for name in ("waits", "waits, too")
+    ]
+    server.wait_for(queued(server, 2))
+    ask(server.raw, one.SerializeToString(), "no room", code="RESOURCE_EXHAUSTED")
+    for call in waiting:
+        call.cancel()
+    server.wait_for(queued(server, 0))
+    with RestClient(server.http_address) as rest:
+        body, headers = rest_request(infer_request(whole), binary=True)
+        ask_rest(rest, body, "rest", 200, traceparent=PARENT, **headers)
+        ask_rest(rest, b"{", "rest, not JSON", 400)
+        path = "/v2/models/nobody/infer"
+        ask_rest(rest, body, "rest, unknown", 404, path=path, **headers)
+        packed = {"Content-Encoding": "gzip"}
+        ask_rest(rest, b"not gzip", "rest, not packed", 400, **packed)
+        reply = rest.infer(body, headers)
+        assert len(bytes.fromhex(reply.headers["x-request-id"])) == 16
+    _, made = server.raw.with_call(whole.SerializeToString(), timeout=TIMEOUT_S)
+    assert len(bytes.fromhex(told_id(made))) == 16
+    return {reply.headers["x-request-id"]: "rest, no id", told_id(made): "no id"}
+
+
+def lines_of(*paths):
+    return [json.loads(line) for path in paths if path.exists() for line in path.open()]
+
+
+def collect(kind, package, whole, one, folder):
+    """The lines of the calls by their names."""
+    path, old = folder / f"{kind}.log", folder / f"{kind}.1"
+    flags = ["--access-log", path, "--max-queue-requests", 2, "--max-batch-samples", BATCH]
+    with waiting_server(kind, package, *flags) as server:
+        made = make_calls(server, whole, one)
+        counted = lambda: server.value("tessera_requests_total")  # noqa: E731 - it is one line
+        server.wait_for(lambda: len(lines_of(path)) == counted() == 15)
+        path.rename(old)
+        server.signal(signal.SIGHUP)
+        events = lambda: [line["event"] for line in server.log]  # noqa: E731 - it is one line
+        server.wait_for(lambda: "access_log_reopened" in events())
+        ask(server.raw, whole.SerializeToString(), "after")
+        server.wait_for(lambda: len(lines_of(path)) == 1)
+        assert server.value("tessera_log_lines_dropped_total", log="access") == 0
+    lines = lines_of(old, path)
+    for line in lines:
+        line["request_id"] = made.get(line["request_id"], line["request_id"])
+    return {line["request_id"]: line for line in lines}
+
+
+def check_times(line):
+    """Take out what differs from call to call, where it is as it should be."""
+    assert TIME.fullmatch(line.pop("time"))
+    took = line.pop("duration_ms")
+    assert 0 <= took < TIMEOUT_S * 1e3
+    answered = line["code"] == "OK"
+    assert {"queue_ms", "forward_ms"} & line.keys() == (
+        {"queue_ms", "forward_ms"} if answered else set()
+    )
+    if answered:
+        # Each is cut to microseconds.
+        assert 0 <= line.pop("queue_ms") + line.pop("forward_ms") <= took + 0.002
+
+
+def test_the_same_calls_leave_the_same_lines(both_kinds, package, drawn, tmp_path):
+    whole, one = drawn.samples(BATCH), drawn.samples(1)
+    python, cpp = (collect(kind, package, whole, one, tmp_path) for kind in both_kinds)
+    assert python.keys() == cpp.keys()
+    assert len(cpp) == 16
+    for line in (*python.values(), *cpp.values()):
+        check_times(line)
+        assert line["peer"] == "127.0.0.1"
+    for name, line in python.items():
+        assert list(line) == list(cpp[name]), name
+    assert python == cpp
+    assert {name: (line["code"], line["samples"]) for name, line in cpp.items()} == {
+        "predict": ("OK", BATCH),
+        "infer": ("OK", BATCH),
+        "not a message": ("INVALID_ARGUMENT", 0),
+        "unfit": ("INVALID_ARGUMENT", 0),
+        "unknown": ("NOT_FOUND", 0),
+        "late": ("DEADLINE_EXCEEDED", 1),
+        "waits": ("CANCELLED", 1),
+        "waits, too": ("CANCELLED", 1),
+        "no room": ("RESOURCE_EXHAUSTED", 1),
+        "rest": ("OK", BATCH),
+        "rest, not JSON": ("INVALID_ARGUMENT", 0),
+        "rest, unknown": ("NOT_FOUND", 0),
+        "rest, not packed": ("INVALID_ARGUMENT", 0),
+        "rest, no id": ("OK", BATCH),
+        "no id": ("OK", BATCH),
+        "after": ("OK", BATCH),
+    }
+    for name, line in cpp.items():
+        protocol, method = line["protocol"], line["method"]
+        rest = name.startswith("rest")
+        assert protocol == ("rest" if rest else "grpc")
+        assert method == ("ModelInfer" if rest or name in {"infer", "late"} else "Predict")
+        assert line.get("http_status") == (
+            {"OK": 200, "NOT_FOUND": 404, "INVALID_ARGUMENT": 400}[line["code"]] if rest else None
+        )
+        assert line.get("trace_id") == (TRACE if name in {"predict", "rest"} else None)
+        named = line["code"] in {"OK", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"}
+        known = ("ranker", "3") if named or name == "unfit" else ("", "")
+        assert (line["model"], line["version"]) == known
+        assert line["ids"] == {BATCH: ids_of(whole), 1: ids_of(one), 0: 0}[line["samples"]]
