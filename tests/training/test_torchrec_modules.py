@@ -1,5 +1,7 @@
 """Modules under TorchRec's paths, against their equations."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -9,18 +11,29 @@ from tessera.training import (
     DataType,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
     KeyedJaggedTensor,
     KeyedTensor,
 )
 from tessera.training.fx import symbolic_trace
 from tessera.training.models.deepfm import SimpleDeepFMNN
+from tessera.training.models.dlrm import DLRM, DLRM_Projection, DLRMWrapper
 from tessera.training.modules.activation import SwishLayerNorm
 from tessera.training.modules.crossnet import CrossNet, LowRankMixtureCrossNet, VectorCrossNet
 from tessera.training.modules.deepfm import DeepFM, FactorizationMachine
+from tessera.training.modules.embedding_tower import (
+    EmbeddingTower,
+    EmbeddingTowerCollection,
+    tower_input_params,
+)
 from tessera.training.modules.regroup import KTRegroupAsDict
 from tessera.training.sparse.jagged_tensor import regroup_kts
 
 N = 5
+TWO_SAMPLES = KeyedJaggedTensor(
+    ["f0", "f1"], torch.tensor([1, 2, 5]), lengths=torch.tensor([1, 0, 1, 1])
+)
 
 
 def cross(layer, x_0, x_l):
@@ -113,9 +126,7 @@ def collection(*dims):
 def test_a_small_deepfm_puts_its_parts_together():
     model = SimpleDeepFMNN(3, collection(4, 4), hidden_layer_size=7, deep_fm_dimension=5)
     dense = torch.randn(2, 3)
-    kjt = KeyedJaggedTensor(
-        ["f0", "f1"], torch.tensor([1, 2, 5]), lengths=torch.tensor([1, 0, 1, 1])
-    )
+    kjt = TWO_SAMPLES
     found = model(dense, kjt)
     own = model.dense_arch.model(dense)
     pooled = model.sparse_arch(kjt)
@@ -158,3 +169,116 @@ def test_groups_of_columns_by_a_module_and_by_a_function():
     assert half["x"].dtype is torch.float16
     with pytest.raises(ValueError, match="2 groups but 1 names"):
         KTRegroupAsDict(groups, ["x"])
+
+
+def test_a_dlrm_with_projections_is_its_equation_and_trains():
+    model = DLRM_Projection(collection(4, 4), 3, [5, 4], [6, 1], [7, 8], [12])
+    dense = torch.randn(2, 3)
+    found = model(dense, TWO_SAMPLES)
+    own = model.dense_arch.model(dense)
+    every = torch.cat([own, model.sparse_arch(TWO_SAMPLES).flatten(1)], dim=1)
+    left = model.inter_arch.interaction_branch1.model(every)
+    right = model.inter_arch.interaction_branch2.model(every)
+    rows = []
+    for sample in range(2):
+        # The projections as matrices [2, 4] and [4, 3].
+        products = [
+            sum(left[sample, 4 * i + d] * right[sample, 3 * d + j] for d in range(4))
+            for i in range(2)
+            for j in range(3)
+        ]
+        rows.append(torch.cat([own[sample], torch.stack(products)]))
+    expected = model.over_arch.model(torch.stack(rows))
+    torch.testing.assert_close(found, expected)
+    parameters = list(model.parameters())
+    grads = torch.autograd.grad(found.sum(), parameters)
+    for grad, same in zip(grads, torch.autograd.grad(expected.sum(), parameters), strict=True):
+        torch.testing.assert_close(grad, same)
+    assert torch.equal(torch.jit.script(symbolic_trace(model))(dense, TWO_SAMPLES), found)
+    with pytest.raises(ValueError, match="interaction_branch2_layer_size is 9; it must be a"):
+        DLRM_Projection(collection(4, 4), 3, [5, 4], [6, 1], [8], [9])
+
+
+def test_a_wrapped_dlrm_gives_its_loss_while_it_is_trained():
+    model = DLRMWrapper(collection(4, 4), 3, [4], [6, 1])
+    plain = DLRM(collection(4, 4), 3, [4], [6, 1])
+    plain.load_state_dict(model.state_dict())
+    batch = SimpleNamespace(
+        float_features=torch.randn(2, 3),
+        idlist_features=TWO_SAMPLES,
+        label=torch.tensor([1.0, 0.0]),
+    )
+    logits = plain(batch.float_features, TWO_SAMPLES)
+    loss, found = model(batch)
+    assert torch.equal(found, logits)
+    p = torch.sigmoid(logits.double().squeeze())
+    expected = -(p[0].log() + (1 - p[1]).log()) / 2
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-7)
+    assert torch.equal(model.eval()(batch), logits)
+
+
+class Mixing(nn.Module):
+    """Takes the vectors of a keyed tensor side by side, or the mean of a jagged tensor's."""
+
+    def __init__(self, width, columns):
+        super().__init__()
+        self.linear = nn.Linear(width, columns)
+
+    def forward(self, looked_up):
+        if isinstance(looked_up, dict):
+            (vectors,) = looked_up.values()
+            return self.linear(vectors.to_padded_dense(3).sum(1))
+        return self.linear(looked_up.values())
+
+
+def test_towers_stand_side_by_side():
+    weighted = EmbeddingBagCollection(
+        [EmbeddingBagConfig(6, 4, name="w", feature_names=["f0"])], is_weighted=True
+    )
+    sequences = EmbeddingCollection([EmbeddingConfig(6, 4, name="s", feature_names=["f1"])])
+    kinds = (collection(4, 4), weighted, sequences)
+    assert [tower_input_params(kind) for kind in (*kinds, nn.Identity())] == [
+        (True, False),
+        (False, True),
+        (True, False),
+        (True, True),
+    ]
+    towers = [
+        EmbeddingTower(kind, Mixing(width, columns))
+        for kind, width, columns in zip(kinds, (8, 4, 4), (3, 2, 1), strict=True)
+    ]
+    model = EmbeddingTowerCollection(towers)
+    weights = torch.tensor([0.5, -1.0, 2.0])
+    with_weights = KeyedJaggedTensor(
+        TWO_SAMPLES.keys(), TWO_SAMPLES.values(), weights, lengths=TWO_SAMPLES.lengths()
+    )
+    found = model(TWO_SAMPLES, with_weights)
+    # f0 has the ids 1 and none, f1 the ids 2 and 5.
+    table = {name: kinds[0].embedding_bags[name].weight for name in ("t0", "t1")}
+    zero = torch.zeros(4)
+    plain = torch.stack(
+        [
+            torch.cat([table["t0"][1], table["t1"][2]]),
+            torch.cat([zero, table["t1"][5]]),
+        ]
+    )
+    of_weighted = torch.stack([0.5 * weighted.embedding_bags["w"].weight[1], zero])
+    rows = sequences.embeddings["s"].weight[[2, 5]]
+    expected = torch.cat(
+        [
+            tower.interaction.linear(vectors)
+            for tower, vectors in zip(towers, (plain, of_weighted, rows), strict=True)
+        ],
+        dim=1,
+    )
+    assert found.shape == (2, 6)
+    torch.testing.assert_close(found, expected)
+    parameters = list(model.parameters())
+    grads = torch.autograd.grad(found.square().sum(), parameters)
+    same = torch.autograd.grad(expected.square().sum(), parameters)
+    for one, other in zip(grads, same, strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(ValueError, match="tower 1 needs weighted_features"):
+        model(TWO_SAMPLES)
+    EmbeddingTowerCollection(towers, torch.device("meta"))
+    assert {tower.interaction.linear.weight.device.type for tower in towers} == {"meta"}

@@ -8,7 +8,7 @@ _HASH_ZCH = (
 _PEC = "updates of rows that batches share are not held back"
 _READ_ONLY = "managed collision modules leave no id out of its bag and keep nothing else of it"
 _POOLS = "pools of tensors are not here"
-_TOWERS = "a tower is a module around a collection; towers are not placed as one"
+_TOWERS = "the collections inside of towers are sharded; a tower is not placed as one"
 _PRUNING = "tables are not pruned while they are trained"
 _LOGS = "for the logs of TorchRec's own makers"
 _COMPILE = "for `torch.compile` and `torch.export` of TorchRec's own modules"
@@ -18,8 +18,9 @@ _ESTIMATES = "times come from bandwidths and bytes in `distributed.planner.shard
 _PLANNER = "a tool of TorchRec's own planner"
 _PIPELINE = "the steps of a pipeline are one `progress`; these stages are not here"
 _METRICS = (
-    "`metrics` has metrics of whole evaluations with standard errors; those of windows are not here"
+    "not among the metrics that are here; one's own is a class of `metrics.sums.SumsComputation`"
 )
+_METRIC_THREADS = "metrics are computed by the thread that trains"
 _SERVING = "models are packaged and served by `tessera package-model` and `tessera serve`"
 _INSIDE = "a helper that TorchRec's own modules call"
 
@@ -33,6 +34,11 @@ ELSEWHERE: dict[str, str] = {
 """Full name without ``torchrec.`` -> what serves."""
 
 REASONS: list[tuple[str, str]] = [
+    (r"metrics\.gauc\..*", "sessions are ranked without padding"),
+    (
+        r"metrics\.(cpu_\w+|deferrable_\w+|metric_job_types|metric_state_snapshot|noop_\w+)\..*",
+        _METRIC_THREADS,
+    ),
     (r"metrics\..*", _METRICS),
     (r".*(logging_handlers|logging_utils|emo_logger|percentile_logger|pruning_logger)\..*", _LOGS),
     (r".*(feature_score_utils|\.logger|hash_mc_metrics)\..*", _LOGS),

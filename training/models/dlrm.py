@@ -1,4 +1,4 @@
-"""DLRM and DLRM with a cross network, in the parts and names of TorchRec.
+"""DLRM, and DLRM with a cross network or with projections, under the names of TorchRec.
 
 Sources: Naumov et al., "Deep Learning Recommendation Model for Personalization and
 Recommendation Systems" (2019); Wang et al., "DCN V2" (2020).
@@ -13,163 +13,32 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tessera.training.models.dlrm_parts import (
+    DenseArch,
+    InteractionArch,
+    InteractionDCNArch,
+    InteractionProjectionArch,
+    OverArch,
+    SparseArch,
+)
 from tessera.training.models.terms import LogitTerms
 from tessera.training.modules.crossnet import LowRankCrossNet
-from tessera.training.modules.dot_interaction import DotInteraction
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-from tessera.training.modules.mlp import MLP
-from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-
-class DenseArch(nn.Module):
-    """The bottom MLP: dense features to one vector of the embeddings' size.
-
-    Args:
-        in_features: dense features.
-        layer_sizes: columns after each layer; the last is ``D``.
-        device: where the weights live.
-    """
-
-    def __init__(
-        self, in_features: int, layer_sizes: list[int], device: torch.device | None = None
-    ) -> None:
-        super().__init__()
-        self.model = MLP(in_features, layer_sizes, device=device)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """``[B, in_features]`` to ``[B, D]``."""
-        result: Tensor = self.model(features)
-        return result
-
-
-class SparseArch(nn.Module):
-    """The lookups.
-
-    Args:
-        embedding_bag_collection: the tables.
-        dropout: share of the vectors' numbers that training sets to zero.
-    """
-
-    def __init__(
-        self, embedding_bag_collection: EmbeddingBagCollection, *, dropout: float = 0.0
-    ) -> None:
-        super().__init__()
-        self.embedding_bag_collection = embedding_bag_collection
-        self.dropout = nn.Dropout(dropout)
-        self._names = list(embedding_bag_collection.embedding_names())
-        self._dims = [
-            table.embedding_dim
-            for table in embedding_bag_collection.embedding_bag_configs()
-            for _ in table.feature_names
-        ]
-
-    @property
-    def sparse_feature_names(self) -> list[str]:
-        """The looked-up vectors' names, in the output's order."""
-        return self._names
-
-    @property
-    def dims(self) -> list[int]:
-        """The looked-up vectors' sizes, in the output's order."""
-        return self._dims
-
-    def pooled(self, features: KeyedJaggedTensor) -> Tensor:
-        """All vectors side by side, ``[B, sum of D]``."""
-        looked_up: KeyedTensor = self.embedding_bag_collection(features)
-        vectors: Tensor = self.dropout(looked_up.values())
-        return vectors
-
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """``[B, F, D]``; all tables must have the same ``D``."""
-        return self.pooled(features).reshape(-1, len(self._dims), self._dims[0])
-
-
-class InteractionArch(nn.Module):
-    """The dense vector, then the dot products of every pair of vectors.
-
-    Args:
-        num_sparse_features: ``F``.
-    """
-
-    def __init__(self, num_sparse_features: int) -> None:
-        super().__init__()
-        self.num_sparse_features = num_sparse_features
-        self.dot = DotInteraction(num_sparse_features + 1)
-
-    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
-        """``[B, D]`` and ``[B, F, D]`` to ``[B, D + P]``, ``P = (F + 1) * F / 2``."""
-        if self.num_sparse_features == 0:
-            return dense_features
-        vectors = torch.cat([dense_features.unsqueeze(1), sparse_features], dim=1)
-        return torch.cat([dense_features, self.dot(vectors)], dim=1)
-
-
-class InteractionDCNArch(nn.Module):
-    """The cross network over the dense and all sparse vectors side by side.
-
-    Args:
-        num_sparse_features: ``F``.
-        crossnet: a module from ``[B, N]`` to ``[B, N]``, ``N`` the width of all vectors.
-    """
-
-    def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
-        super().__init__()
-        self.num_sparse_features = num_sparse_features
-        self.crossnet = crossnet
-
-    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
-        """``[B, D]`` and ``[B, F, D]`` (or ``[B, sum of D]``) to ``[B, N]``."""
-        if self.num_sparse_features == 0:
-            return dense_features
-        stacked = torch.cat([dense_features, sparse_features.flatten(1)], dim=1)
-        result: Tensor = self.crossnet(stacked)
-        return result
-
-
-class OverArch(nn.Module):
-    """The top MLP: interactions to logits; no activation behind the last layer.
-
-    Args:
-        in_features: columns of the interaction.
-        layer_sizes: columns after each layer, two or more; the last is the number of logits.
-        device: where the weights live.
-        dropout: share of each hidden layer's outputs that training sets to zero.
-        batch_norm: whether hidden layers are normalised over the batch.
-
-    Raises:
-        ValueError: fewer than two layers.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        layer_sizes: list[int],
-        device: torch.device | None = None,
-        *,
-        dropout: float = 0.0,
-        batch_norm: bool = False,
-    ) -> None:
-        super().__init__()
-        if len(layer_sizes) < 2:
-            raise ValueError(
-                f"over-arch layer sizes are {layer_sizes}; give at least one hidden layer and "
-                "the number of logits"
-            )
-        self.model = nn.Sequential(
-            MLP(
-                in_features,
-                layer_sizes[:-1],
-                device=device,
-                dropout=dropout,
-                batch_norm=batch_norm,
-            ),
-            nn.Linear(layer_sizes[-2], layer_sizes[-1], device=device),
-        )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """``[B, in_features]`` to ``[B, logits]``."""
-        result: Tensor = self.model(features)
-        return result
+__all__ = [
+    "DLRM",
+    "DLRM_DCN",
+    "DLRMTrain",
+    "DLRMWrapper",
+    "DLRM_Projection",
+    "DenseArch",
+    "InteractionArch",
+    "InteractionDCNArch",
+    "InteractionProjectionArch",
+    "OverArch",
+    "SparseArch",
+]
 
 
 def _check_dense_width(dense_arch_layer_sizes: list[int], dims: list[int]) -> None:
@@ -315,6 +184,83 @@ class DLRM_DCN(nn.Module):  # noqa: N801 - the name TorchRec users know
         if self.terms is not None:
             logits = self.terms(logits, dense_features, sparse_features, [dense, sparse])
         return logits
+
+
+class DLRM_Projection(nn.Module):  # noqa: N801 - the name TorchRec users know
+    """Bottom MLP, lookups, products of two projections, top MLP.
+
+    Args:
+        embedding_bag_collection: the tables, all of one ``embedding_dim``.
+        dense_in_features: dense features.
+        dense_arch_layer_sizes: of the bottom MLP; the last is the ``embedding_dim``.
+        over_arch_layer_sizes: of the top MLP; the last is the number of logits.
+        interaction_branch1_layer_sizes: of the first projection, an MLP; the last is a multiple of the
+            ``embedding_dim``.
+        interaction_branch2_layer_sizes: of the second.
+        dense_device: where the weights of the dense parts live.
+
+    Raises:
+        ValueError: sizes that do not fit.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: list[int],
+        over_arch_layer_sizes: list[int],
+        interaction_branch1_layer_sizes: list[int],
+        interaction_branch2_layer_sizes: list[int],
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.sparse_arch = SparseArch(embedding_bag_collection)
+        _check_dense_width(dense_arch_layer_sizes, self.sparse_arch.dims)
+        self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, dense_device)
+        dim, features = dense_arch_layer_sizes[-1], len(self.sparse_arch.dims)
+        branches, rows = [], []
+        for number, sizes in enumerate(
+            (interaction_branch1_layer_sizes, interaction_branch2_layer_sizes), start=1
+        ):
+            if sizes[-1] % dim:
+                raise ValueError(
+                    f"the last interaction_branch{number}_layer_size is {sizes[-1]}; it must be a "
+                    f"multiple of the embedding_dim, {dim}"
+                )
+            branches.append(DenseArch((features + 1) * dim, sizes, dense_device))
+            rows.append(sizes[-1] // dim)
+        self.inter_arch = InteractionProjectionArch(features, *branches)
+        width = dim + rows[0] * rows[1] if features else dim
+        self.over_arch = OverArch(width, over_arch_layer_sizes, dense_device)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """``[B, dense_in_features]`` and ids of ``B`` samples to ``[B, logits]``."""
+        dense = self.dense_arch(dense_features)
+        interaction = self.inter_arch(dense, self.sparse_arch(sparse_features))
+        logits: Tensor = self.over_arch(interaction)
+        return logits
+
+
+class ModelInput(Protocol):
+    """What `DLRMWrapper` needs of a batch: dense features, ids, and labels while it is trained."""
+
+    float_features: Tensor
+    idlist_features: KeyedJaggedTensor
+    label: Tensor
+
+
+class DLRMWrapper(DLRM):
+    """A `DLRM` that takes a batch, and gives its loss while it is trained."""
+
+    def forward(  # type: ignore[override]
+        self, model_input: ModelInput
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The logits ``[B, logits]``; in training mode the mean binary cross entropy before them."""
+        logits = super().forward(model_input.float_features, model_input.idlist_features)
+        if not self.training:
+            return logits
+        loss = nn.functional.binary_cross_entropy_with_logits(logits.squeeze(), model_input.label)
+        return loss, logits
 
 
 class RankingBatch(Protocol):

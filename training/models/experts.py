@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tessera.training.models.dlrm import OverArch
+from tessera.training.models.dlrm_parts import OverArch
 from tessera.training.modules.mlp import MLP
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tessera.errors import UserError
 from tessera.training import field_checks as check
 from tessera.training.models.config import DeepModelConfig
-from tessera.training.models.dlrm import SparseArch
+from tessera.training.models.dlrm_parts import SparseArch
 from tessera.training.models.experts import PLE, MMoE, Towers
 from tessera.training.models.inputs import ModelInputs
 from tessera.training.models.terms import LogitTerms, TermsConfig

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.models.config import MLPModelConfig, architecture
-from tessera.training.models.dlrm import DenseArch, OverArch, SparseArch
+from tessera.training.models.dlrm_parts import DenseArch, OverArch, SparseArch
 from tessera.training.models.inputs import ModelInputs
 from tessera.training.models.terms import FactorizationMachine, FirstOrder
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tessera.errors import UserError
 from tessera.training import field_checks as check
 from tessera.training.models.config import architecture
-from tessera.training.models.dlrm import OverArch
+from tessera.training.models.dlrm_parts import OverArch
 from tessera.training.models.inputs import ModelInputs
 from tessera.training.models.sequence_lookups import SequenceConfig, SequenceLookups
 from tessera.training.models.terms import LogitTerms

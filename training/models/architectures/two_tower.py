@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tessera.errors import UserError
 from tessera.training import field_checks as check
 from tessera.training.models.config import DeepModelConfig, RetrievalSettings, architecture
-from tessera.training.models.dlrm import SparseArch
+from tessera.training.models.dlrm_parts import SparseArch
 from tessera.training.models.inputs import ModelInputs
 from tessera.training.models.retrieval import OneTower, TowerSide, tower_of
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection

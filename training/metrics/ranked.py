@@ -1,0 +1,136 @@
+"""Examples ranked by score inside groups, on their device: what AUC, AUPRC, GAUC and NDCG are made of.
+
+The functions of `tessera.training.metrics.binary` and `tessera.training.metrics.ranking` are for a whole
+evaluation in the host's memory, and give standard errors; these are for windows of a training, which are
+ranked again and again, and do not leave the device.
+
+Examples of a group that score alike share a *block*; no result depends on their order.
+
+Shapes: ``N`` examples, ``G`` groups.  Blocks are ``[N]``, too: those behind the last one are empty, so
+that their number need not be known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def order_in_groups(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """The order ``[N]`` by group, then by score from the highest down, and the block ``[N]`` of each place."""
+    order = torch.argsort(scores, descending=True, stable=True)
+    order = order[torch.argsort(groups[order], stable=True)]
+    ranked, group = scores[order], groups[order]
+    starts = torch.zeros_like(group)
+    starts[1:] = (ranked[1:] != ranked[:-1]) | (group[1:] != group[:-1])
+    return order, starts.cumsum(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedBlocks:
+    """The weights of positive and negative examples by block, from the highest score of each group down.
+
+    A label between 0 and 1 makes its example partly positive.
+
+    Attributes:
+        group: int64 ``[N]``, the group of each block.
+        positive: float64 ``[N]``, the weight of positive examples in it.
+        negative: float64 ``[N]``, the weight of negative examples in it.
+        positive_to: float64 ``[N]``, of those in it and above it in its group.
+        negative_to: float64 ``[N]``, of those in it and above it in its group.
+        positives: float64 ``[G]``, of all in the group.
+        negatives: float64 ``[G]``, of all in the group.
+        scores: int64 ``[G]``, how many different scores the group has.
+    """
+
+    group: Tensor
+    positive: Tensor
+    negative: Tensor
+    positive_to: Tensor
+    negative_to: Tensor
+    positives: Tensor
+    negatives: Tensor
+    scores: Tensor
+
+
+def ranked_blocks(
+    scores: Tensor, labels: Tensor, weights: Tensor, groups: Tensor, count: int
+) -> RankedBlocks:
+    """Rank ``[N]`` examples of ``count`` groups, whose numbers ``groups`` are int64 ``[N]``."""
+    order, block = order_in_groups(scores, groups)
+    of_place = groups[order]
+    group = torch.zeros_like(groups).scatter_(0, block, of_place)
+    w, y = weights.double()[order], labels.double()[order]
+    of_blocks, of_groups, running = [], [], []
+    for weight in (w * y, w * (1.0 - y)):
+        by_block = torch.zeros_like(weight).index_add_(0, block, weight)
+        by_group = weight.new_zeros(count).index_add_(0, of_place, weight)
+        before = by_group.cumsum(0) - by_group
+        of_blocks.append(by_block)
+        of_groups.append(by_group)
+        running.append(by_block.cumsum(0) - before[group])
+    first = torch.ones_like(block)
+    first[1:] = block[1:] - block[:-1]
+    return RankedBlocks(
+        group=group,
+        positive=of_blocks[0],
+        negative=of_blocks[1],
+        positive_to=running[0],
+        negative_to=running[1],
+        positives=of_groups[0],
+        negatives=of_groups[1],
+        scores=torch.zeros_like(of_groups[0], dtype=torch.int64).index_add_(0, of_place, first),
+    )
+
+
+def areas_under_roc(blocks: RankedBlocks) -> Tensor:
+    """The AUC ``[G]`` of each group, ties counting one half; 0.5 for one class, which ranks nothing."""
+    won = blocks.negative * (blocks.positive_to - blocks.positive / 2)
+    area = torch.zeros_like(blocks.positives).index_add_(0, blocks.group, won)
+    pairs = blocks.positives * blocks.negatives
+    return torch.where(pairs == 0, 0.5, area / torch.where(pairs == 0, 1.0, pairs))
+
+
+def average_precisions(blocks: RankedBlocks) -> Tensor:
+    """The area ``[G]`` under each group's precision-recall curve, in steps; 0 without positive examples.
+
+    A threshold counts with its precision, times the recall that it adds.
+    """
+    at_or_above = blocks.positive_to + blocks.negative_to
+    empty = blocks.positive == 0
+    part = torch.where(
+        empty, 0.0, blocks.positive * blocks.positive_to / torch.where(empty, 1.0, at_or_above)
+    )
+    area = torch.zeros_like(blocks.positives).index_add_(0, blocks.group, part)
+    none = blocks.positives == 0
+    return torch.where(none, 0.0, area / torch.where(none, 1.0, blocks.positives))
+
+
+def discounted_gains(
+    scores: Tensor, gains: Tensor, groups: Tensor, count: int, k: int | None
+) -> Tensor:
+    """Each group's sum ``[G]`` of gains ``[N]`` over ``log2(place + 1)``, the first place being 1.
+
+    Examples that score alike share the mean discount of their places.
+
+    Args:
+        scores: ``[N]``.
+        gains: float64 ``[N]``.
+        groups: int64 ``[N]`` from 0.
+        count: ``G``.
+        k: places behind it count 0; None: all places count.
+    """
+    order, block = order_in_groups(scores, groups)
+    of_place = groups[order]
+    sizes = torch.zeros(count, dtype=torch.int64, device=groups.device)
+    sizes.index_add_(0, groups, torch.ones_like(groups))
+    place = torch.arange(len(order), device=order.device) - (sizes.cumsum(0) - sizes)[of_place]
+    discount = 1.0 / torch.log2(place.double() + 2.0)
+    if k is not None:
+        discount = torch.where(place < k, discount, 0.0)
+    total = torch.zeros_like(discount).index_add_(0, block, discount)
+    alike = torch.zeros_like(discount).index_add_(0, block, torch.ones_like(discount))
+    mean = (total / alike.clamp(min=1.0))[block]
+    return discount.new_zeros(count).index_add_(0, of_place, gains[order] * mean)
