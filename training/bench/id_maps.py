@@ -159,7 +159,7 @@ class Contender:
         self.shared.append(float((owners[rows] > 1).float().mean()))
 
     def train(self, ids: Tensor, labels: Tensor) -> None:
-        """One step."""
+        """Train on one batch, and note how long it took."""
         begin = time.perf_counter()
         logits, _ = self.model(ids)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")

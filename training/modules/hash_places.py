@@ -176,7 +176,7 @@ class Buckets:
     probes: int
 
     def of(self, chosen: Tensor) -> "Buckets":
-        """Those of some of the ids, by index ``[U]``."""
+        """The buckets of some of the ids, which are given by index ``[U]``."""
         return Buckets(self.sizes[chosen], self.firsts[chosen], self.reserved, self.probes)
 
 
