@@ -23,7 +23,7 @@ from tessera.training.modules.choices import Hashing, OutOfRange
 from tessera.training.sparse.checks import check_id_dtype
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-MAX_ROWS = 2**62  # twice a row must fit in int64 (see `_unsigned_remainder`)
+MAX_ROWS = 2**62  # twice a row must fit in int64 (see `unsigned_remainder`)
 
 
 def fmix64(ids: Tensor) -> Tensor:
@@ -44,10 +44,14 @@ def murmur3_rows(ids: Tensor, rows: Tensor) -> Tensor:
         ids: int64, any shape.
         rows: int64, broadcastable to ``ids``, in ``[1, 2**62]``.
     """
-    mixed = fmix64(ids)
+    return unsigned_remainder(fmix64(ids), rows)
+
+
+def unsigned_remainder(words: Tensor, rows: Tensor) -> Tensor:
+    """``words`` (int64) read as uint64, modulo ``rows`` (int64, broadcastable, in ``[1, 2**62]``)."""
     # u = 2 * half + bit with half >= 0, so u mod r = (2 * (half mod r) + bit) mod r.
-    half = (mixed >> 1) & 0x7FFFFFFFFFFFFFFF
-    return torch.remainder(torch.remainder(half, rows) * 2 + (mixed & 1), rows)
+    half = (words >> 1) & 0x7FFFFFFFFFFFFFFF
+    return torch.remainder(torch.remainder(half, rows) * 2 + (words & 1), rows)
 
 
 def hash_ids(ids: Tensor, rule: str, rows: int) -> Tensor:
