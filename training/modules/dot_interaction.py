@@ -82,7 +82,7 @@ class NarrowInteraction(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator] # torch leaves it untyped
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of what `forward` was given."""
         dense, flat = ctx.saved_tensors

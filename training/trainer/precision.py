@@ -171,7 +171,7 @@ class NarrowPerceptron(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator] # torch leaves it untyped
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """The gradients of what `forward` was given."""
         x, weight, y = ctx.saved_tensors
