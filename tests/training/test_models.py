@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tessera.errors import UserError
+from tessera.kernels import ops
 from tessera.training import (
     DLRM,
     DLRM_DCN,
@@ -114,6 +115,7 @@ def test_dot_interaction_of_narrow_numbers():
 @pytest.mark.parametrize("batch_size", [1, 9])
 def test_the_narrow_interaction_is_the_same_and_so_its_gradient(batch_size):
     """By the operators that a GPU's kernels are tested against."""
+    ops.load()
     generator = torch.Generator().manual_seed(batch_size)
     shapes = [(batch_size, 8), (batch_size, 3, 8)]
     narrow = [
