@@ -68,6 +68,7 @@ _SERVER = {
     "asked to connect anew, by which it finds servers that were added, and no call is lost; 0: any age",
     "max_http_connections": "connections of the HTTP port; a new one takes the place of the oldest "
     "without a complete request",
+    "max_shared_memory_bytes": "what the regions that --shared-memory lets clients register may have in sum, bytes",
     "drain_propagation_ms": "between NOT_SERVING and the first refusal, milliseconds",
 }
 
@@ -106,6 +107,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batching = parser.add_argument_group("batching, per model")
     _add_numbers(batching, _BATCHING, _EXAMPLE.limits)
     _add_numbers(parser.add_argument_group("bounds, per model"), _BOUNDS, _EXAMPLE.limits)
+    parser.add_argument(
+        "--shared-memory",
+        action="store_true",
+        help="let clients of this machine register POSIX shared memory, read inputs from it and write outputs to it; "
+        "whoever may call may name any of it that this server's user may open, docs/security.md (default: tensors "
+        "come in messages alone)",
+    )
     _add_numbers(parser, _SERVER, _EXAMPLE)
     parser.add_argument(
         "--drain-limit-s",

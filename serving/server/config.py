@@ -57,6 +57,7 @@ _LONGEST_FOLLOW_POLL_MS = 3_600_000
 
 _OLDEST_CONNECTION_S = 1_000_000
 _MOST_HTTP_CONNECTIONS = 65_536
+_MOST_SHARED_MEMORY_BYTES = 1 << 50
 
 ModelControl = Literal["none", "poll", "explicit"]
 
@@ -161,6 +162,8 @@ class ServerConfig:
             client is asked to connect anew, by which it finds servers that were added; 0: any age.
         max_http_connections: connections of the HTTP port at a time; a new one takes the place of the oldest
             that has no complete request.
+        shared_memory: clients of this machine may register POSIX shared memory (docs/kserve.md).
+        max_shared_memory_bytes: what the regions that they register may have together.
         drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
             that load balancers can turn away first.
         drain_limit_s: seconds that accepted requests may take after SIGTERM.  Kubernetes ends a
@@ -199,6 +202,8 @@ class ServerConfig:
     max_inflight_bytes: int = 1024 * 1024 * 1024
     max_connection_age_s: int = 0
     max_http_connections: int = 128
+    shared_memory: bool = False
+    max_shared_memory_bytes: int = 1024 * 1024 * 1024
     drain_propagation_ms: int = 1_000
     drain_limit_s: float = 25.0
     verify_golden: bool = True
@@ -252,6 +257,8 @@ class ServerConfig:
         _at_most(_MOST_HTTP_CONNECTIONS, max_http_connections=self.max_http_connections)
         _at_least(0, max_connection_age_s=self.max_connection_age_s)
         _at_most(_OLDEST_CONNECTION_S, max_connection_age_s=self.max_connection_age_s)
+        _at_least(1, max_shared_memory_bytes=self.max_shared_memory_bytes)
+        _at_most(_MOST_SHARED_MEMORY_BYTES, max_shared_memory_bytes=self.max_shared_memory_bytes)
         self._check_processes()
         self._check_drain()
 
@@ -324,6 +331,12 @@ class ServerConfig:
             )
         _at_least(1, processes=self.processes)
         _at_most(_MOST_PROCESSES, processes=self.processes)
+        if self.processes > 1 and self.shared_memory:
+            _refuse(
+                "processes",
+                self.processes,
+                "a client's shared memory is known to one process: leave --processes out, or --shared-memory",
+            )
         if self.max_inflight_bytes // self.processes < self.max_message_bytes:
             _refuse(
                 "max_inflight_bytes",

@@ -49,6 +49,7 @@ from tessera.serving.server.repository.calls import RepositoryCalls
 from tessera.serving.server.repository.manager import RepositoryManager
 from tessera.serving.server.repository.model_versions import IndexRow, fixed_rows
 from tessera.serving.server.repository.version_loader import PackageVersionLoader, VersionLoader
+from tessera.serving.server.request.shared_memory import shared_memory_of
 from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.signals import HANDLED_SIGNALS, SignalMeaning, SignalReader
 
@@ -127,17 +128,16 @@ class Server:
         self._manager = self._make_manager(version_loader) if config.model_repositories else None
         self._metrics.versions.index = self._shown_versions
         self._metrics.versions.follow.index = self._shown_versions
-        self._repository = RepositoryMethods(
-            RepositoryCalls(self._manager, config.model_control, frozenset(names)),
-            self._index,
-            log,
-        )
+        changes = RepositoryCalls(self._manager, config.model_control, frozenset(names))
+        self._repository = RepositoryMethods(changes, self._index, log)
+        self._memory = shared_memory_of(config)
         self._kserve = KserveMetadata(
             registry=self._registry,
             version=tessera.__version__,
             state=self.state,
             counted=lambda model: self._http.counted(model),  # noqa: PLW0108 - it is made below
             log=log,
+            memory=self._memory,
         )
         self._predict_service = PredictService(
             registry=self._registry,
@@ -165,6 +165,7 @@ class Server:
             shares_port=shares_port,
             own_address=own_address,
             origins=self._observer.grpc_origins(shared.origin_secret if shared else ""),
+            memory=self._memory,
         )
 
     def _index(self) -> list[IndexRow]:
@@ -193,11 +194,12 @@ class Server:
             state=state,
             calls=self._kserve,
             infer=RestInfer(
-                OwnScores(self._predict_service, self._budget),
+                OwnScores(self._predict_service, self._budget, self._memory),
                 max_inflight_bytes=self._config.max_inflight_bytes,
                 max_message_bytes=self._config.max_message_bytes,
             ),
             repository=self._repository,
+            regions=self._kserve.regions,
             security=self._security,
             max_connections=self._config.max_http_connections,
             log=self._log,

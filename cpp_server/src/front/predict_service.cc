@@ -6,6 +6,15 @@
 #include "common/text.h"
 
 namespace tessera {
+namespace {
+
+// The label under which it is counted that a request's tensors were refused with `status`.
+RejectReason reason_of(const Status& status) {
+  return status.code == Code::kResourceExhausted ? RejectReason::kQueueFull
+                                                 : RejectReason::kInvalid;
+}
+
+}  // namespace
 
 void PredictCall::start(Bytes message) {
   began_ = context_.clock.now();
@@ -85,7 +94,7 @@ void PredictCall::parse_and_submit(Bytes message) {
   }
   status = protocol_->decode(*model_, began_, *this);
   if (!status.ok()) {
-    fail({status, RejectReason::kInvalid});
+    fail({status, reason_of(status)});
     return;
   }
   decoded_ = true;
@@ -117,7 +126,7 @@ std::unique_ptr<ShadowCall> PredictCall::copy_for_shadow(Bytes message, std::str
     std::shared_ptr<ServedModel> shadow = context_.registry.shadow(model_->name(), key);
     if (shadow == nullptr || shadow == model_) return nullptr;
     auto metrics = context_.shadows->of(model_->name(), model_->version(), shadow->version());
-    return ShadowCall::copy(message, protocol_->another(), std::move(shadow), std::move(metrics),
+    return ShadowCall::copy(message, *protocol_, std::move(shadow), std::move(metrics),
                             context_.budget);
   } catch (const std::bad_alloc&) {  // the client's call goes on
     return nullptr;
@@ -179,6 +188,13 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
       .model_version = model_->version(),
       .timings = timings,
       .commit = model_->commit_lock() == nullptr ? std::nullopt : std::optional(commit())};
+  if (!cancelled.load(std::memory_order_relaxed)) {
+    const Status status = protocol_->write_elsewhere(parts);
+    if (!status.ok()) {
+      fail({status, reason_of(status)});
+      return;
+    }
+  }
   const std::size_t bytes = protocol_->response_bytes(parts);
   std::byte* reply = nullptr;
   try {
@@ -188,6 +204,7 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
     return;
   }
   protocol_->write(parts, reply);
+  protocol_->end_call();
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
   if (told_) {
@@ -217,6 +234,7 @@ void PredictCall::fail(const Refusal& refusal) {
   if (refusal.reason.has_value()) metrics.count_rejected(*refusal.reason);
   if (told_) record_->timings.reset();
   count(refusal.status.code);
+  protocol_->end_call();
   release_request();
   model_.reset();
   refuse(refusal.status);

@@ -41,9 +41,10 @@ struct PredictContext {
   ByteBudget& budget;
   const Clock& clock;
   const Log& log;
-  ShadowList* shadows = nullptr;     // null: no model has a shadow
-  RecentRequests* recent = nullptr;  // null: no version will come
-  CallObserver* observer = nullptr;  // null: nothing is told of single calls
+  ShadowList* shadows = nullptr;          // null: no model has a shadow
+  RecentRequests* recent = nullptr;       // null: no version will come
+  CallObserver* observer = nullptr;       // null: nothing is told of single calls
+  SharedMemory* shared_memory = nullptr;  // null: tensors come in messages alone
 };
 
 class PredictCall : public PendingRequest {

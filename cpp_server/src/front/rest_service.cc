@@ -85,7 +85,7 @@ class RestCall final : public PredictCall,
                        public std::enable_shared_from_this<RestCall> {
  public:
   RestCall(RestService& service, HttpRequest asked, HttpDone done)
-      : PredictCall(service.context_, make_infer_protocol()),
+      : PredictCall(service.context_, make_infer_protocol(service.context_.shared_memory)),
         service_(service),
         share_(service.context_.budget.limit() / kConnectionShare),
         asked_(std::move(asked)),

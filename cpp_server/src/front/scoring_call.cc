@@ -61,7 +61,7 @@ class ScoringMethod final : public http2::Method, private http2::EventLoop::Defe
         counters_(server.counters()),
         loop_(server.loop(loop)),
         loop_index_(loop),
-        make_protocol_(make_protocol) {}
+        make_protocol_(std::move(make_protocol)) {}
 
   http2::Call& begin(http2::EventLoop& loop) override {
     if (free_.empty()) return *new ScoringCall(context_, make_protocol_(), loop, *this);
@@ -132,7 +132,7 @@ bool ScoringCall::release_request() {
 std::unique_ptr<http2::Method> make_scoring_method(const PredictContext& context,
                                                    http2::Server& server, std::size_t loop,
                                                    MakeProtocol make_protocol) {
-  return std::make_unique<ScoringMethod>(context, server, loop, make_protocol);
+  return std::make_unique<ScoringMethod>(context, server, loop, std::move(make_protocol));
 }
 
 }  // namespace tessera

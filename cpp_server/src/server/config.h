@@ -54,6 +54,8 @@ struct ServerConfig {
   int max_message_bytes = 64 * 1024 * 1024;
   std::int64_t max_inflight_bytes = std::int64_t{1} << 30;  // of all models together
   int max_http_connections = 128;
+  bool shared_memory = false;  // may be registered by clients (request/shared_memory.h)
+  std::int64_t max_shared_memory_bytes = std::int64_t{1} << 30;
   // Limits of the gRPC port's connections; connection_limits() adds those of messages above.
   http2::Limits connections;
   std::int64_t drain_propagation_ms = 1'000;

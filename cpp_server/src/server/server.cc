@@ -8,7 +8,6 @@
 
 #include "common/pace.h"
 #include "common/text.h"
-#include "front/repository_http.h"
 #include "front/rest_pages.h"
 #include "model/loader.h"
 #include "model/served_model.h"
@@ -18,6 +17,7 @@
 #include "package/table_memory.h"
 #include "server/load_options.h"
 #include "server/package_trial.h"
+#include "server/shared_memory_flags.h"
 #include "server/version.h"
 
 namespace tessera {
@@ -68,6 +68,7 @@ Server::Server(const ServerConfig& config, const Log& log)
                     observer_),
       status_page_(counters_, clock_),
       repository_(make_manager()),
+      shared_memory_(make_shared_memory(config)),
       context_{registry_,
                unresolved_,
                admission_,
@@ -76,7 +77,8 @@ Server::Server(const ServerConfig& config, const Log& log)
                log,
                config.repositories.empty() ? nullptr : &shadows_,
                config.repositories.empty() ? nullptr : &recent_,
-               observer_.active() ? &observer_ : nullptr},
+               observer_.active() ? &observer_ : nullptr,
+               shared_memory_.get()},
       grpc_(context_, facts(), connections_) {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     counters_.add(names_.names[i], names_.versions[i]);
@@ -86,7 +88,8 @@ Server::Server(const ServerConfig& config, const Log& log)
 Server::~Server() { close(); }
 
 ServerFacts Server::facts() const {
-  return {registry_, clock_, kVersion, [this] { return draining_.load(); }, repository_.get()};
+  const auto draining = [this] { return draining_.load(); };
+  return {registry_, clock_, kVersion, draining, repository_.get(), shared_memory_.get()};
 }
 
 std::string Server::state() const {
@@ -117,11 +120,7 @@ HttpAnswer Server::page(const std::string& path) const {
 std::shared_ptr<HttpCall> Server::post(HttpRequest request, HttpDone done) {
   const std::string& path = request.head.path;
   if (RestService::answers(path)) return rest_->begin(std::move(request), std::move(done));
-  if (is_rest_path(path) && !path.starts_with("/v2/repository/")) {
-    done(json_refusal(405, path + " is asked with GET"));
-  } else {
-    answer_repository_post(facts(), request, std::move(done));
-  }
+  answer_rest_post(facts(), request, std::move(done));
   return nullptr;
 }
 

@@ -96,8 +96,9 @@ class Server {
   mutable ShadowList shadows_;  // forgets, when it is shown, what has gone
   RecentRequests recent_;       // of models of repositories
   StatusPage status_page_;
-  HeapTrimmer heap_;                               // the HTTP thread's
-  std::unique_ptr<RepositoryManager> repository_;  // null: no --model-repository was given
+  HeapTrimmer heap_;                                   // the HTTP thread's
+  std::unique_ptr<RepositoryManager> repository_;      // null: no --model-repository was given
+  const std::unique_ptr<SharedMemory> shared_memory_;  // null: no --shared-memory was given
   PredictContext context_;
   GrpcFront grpc_;
   std::unique_ptr<RestService> rest_;
