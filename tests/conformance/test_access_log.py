@@ -97,7 +97,7 @@ def lines_of(*paths):
 
 
 SPANS = 4 * 6 + 10
-"""Of the calls of `make_calls`: four are traced and answered, ten are traced and refused."""
+"""What the calls of `make_calls` leave: four are traced and answered, ten are traced and refused."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ class CallObserver {
   // std::bad_alloc.
   bool begin(std::string_view traceparent, CallRecord& record) const;
 
-  // Of a call that has just ended.
+  // To be called when a call has just ended.
   void tell(const CallRecord& record) noexcept;
 
   // There was no memory for a call's record.

@@ -49,7 +49,7 @@ class CallObserver:
         return self._lines is not None and self._lines.has_file
 
     def grpc_origins(self, secret: str) -> GrpcOrigins | None:
-        """What reads the origins of gRPC calls, see there; None: nobody asks."""
+        """What reads the origins of gRPC calls that show ``secret`` where they are forwarded; None: nobody asks."""
         if not self.active:
             return None
         return GrpcOrigins(secret, sampler=self._sampler, logged=self._lines is not None)

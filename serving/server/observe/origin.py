@@ -99,7 +99,7 @@ class _Origins:
         logged: whether each call gets a line of the access log.
 
     Attributes:
-        logged: likewise; the answers then say under which id.
+        logged: whether each call gets a line; the answers then say under which id.
     """
 
     def __init__(self, *, sampler: Sampler | None, logged: bool) -> None:
@@ -115,7 +115,7 @@ class RestOrigins(_Origins):
 
     Args:
         sampler: see `_Origins`.
-        logged: see there.
+        logged: see `_Origins`, too.
         forwards: each call is told of to the process that computes it, which decides whether it is traced.
     """
 
@@ -139,7 +139,7 @@ class GrpcOrigins(_Origins):
     Args:
         secret: shown by another process of this server that forwards a call; empty: there is none.
         sampler: see `_Origins`.
-        logged: see there.
+        logged: see `_Origins`, too.
     """
 
     def __init__(self, secret: str, *, sampler: Sampler | None, logged: bool) -> None:
