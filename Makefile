@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives attack-logs sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -112,6 +112,11 @@ FAULTS ?= 10000
 attack-logs: install-dev build  ## spoilt logs of commits before servers that follow them, under checked calls; FAULTS=10000
 	$(BIN)/python -m tests.attack.logs --server cpp --faults $(FAULTS)
 	$(BIN)/python -m tests.attack.logs --server python --faults $(FAULTS)
+
+KILLS ?= 200
+
+attack-log-lives: install-dev build  ## trainer, publishers and servers of one log are killed at random; KILLS=200
+	$(BIN)/python -m tests.attack.log_lives --kills $(KILLS)
 
 SANITIZERS ?= asan tsan
 SANITIZED_TESTS ?=

@@ -43,6 +43,14 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``linear_thin(input [B, K], weight [N, K], bias [N], relu, dtype, scale) -> [B, N]``
     A dense layer of fewer than 16 inputs or outputs, computed in float32 from a float32 or bfloat16
     input; float32 (the default), bfloat16, or float8_e4m3fn of the result times ``scale``.
+``dot_interaction_bf16(dense [B, D], sparse [B, F * D]) -> [B, D + F (F + 1) / 2]``
+    DLRM's interaction of contiguous bfloat16 vectors, in the order of `dot_interaction` without ``upper``, for training:
+    ``F`` is 1 to 31, ``D`` a multiple of 8 up to 4,096.  Products are summed in float32 and rounded once.
+``dot_interaction_bf16_backward(grad, dense, sparse) -> (dense's, sparse's)``
+    Its gradients, from that of its result; each is summed in float32 and rounded once.
+``relu_backward_bf16(grad [B, N], output [B, N]) -> ([B, N], [N])``
+    ``grad`` where ``output``, which a ReLU gave, is not 0, bfloat16, and its float32 sum over the rows; ``N`` is a
+    multiple of 8.  No graph of a package calls these three.
 ``dense_steps(values [B, F], steps [S, F, 3]) -> [B, F]``
     float32 values after ``S`` steps of `tessera.kernels.dense_steps.Step`; ``steps`` is float64: by step
     and column the kind and its two settings.  A value's bits do not depend on the others.  CPU only.
@@ -97,7 +105,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.kernels.libraries import load_libraries
+from tessera.kernels.libraries import LibraryError, load_libraries
 from tessera.kernels.plan import IdRule, OutOfRange, PlanRow, Pooling, ScaleType, plan_rows
 from tessera.kernels.row_types import kernel_types
 
@@ -281,3 +289,17 @@ def load() -> None:
     load_libraries([LIBRARY])
     for name, fake in _FAKES.items():
         _register_fake(name, fake)
+
+
+@functools.cache
+def trains_on_gpus() -> bool:
+    """Whether the operators for training under bfloat16 were built for GPUs, too."""
+    try:
+        load()
+    except LibraryError:
+        return False
+    return hasattr(
+        torch.ops.tessera, "relu_backward_bf16"
+    ) and torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001 (torch has no other way to ask)
+        "tessera::relu_backward_bf16", "CUDA"
+    )

@@ -106,17 +106,23 @@ void model_infer(Bytes bytes) {
   if (read_options(view, options).ok()) {
     require(options.priority >= 0 && options.timeout >= Duration::zero());
   }
-  std::vector<std::size_t> chosen;
-  if (decoder.choose_outputs(view, chosen).ok()) {
-    require(!chosen.empty() && chosen.size() <= schema.outputs.size());
+  // A copy of a request, whose tensors in shared memory follow it, is read by the same code.
+  for (const bool appended : {false, true}) {
+    const InferRegions regions{.appended = appended};
+    std::vector<std::size_t> chosen;
+    if (decoder.choose_outputs(view, regions, chosen).ok()) {
+      require(!chosen.empty() && chosen.size() <= schema.outputs.size());
+    }
+    InferStorage storage;
+    PredictionRequestView tensors;
+    if (!decoder.decode(view, regions, storage, tensors).ok()) continue;
+    // Numbers of a group and a type each, of which there are no more than a request may have.
+    require(storage.bytes() <= 8 * (2 * 1'000 + 6 * 1'000 + 3 * 20'000));
+    FuzzedRequest pending;
+    if (checks.decode(tensors, pending.request, kInferNames).ok()) {
+      compute(pending, merger, session);
+    }
   }
-  InferStorage storage;
-  PredictionRequestView tensors;
-  if (!decoder.decode(view, storage, tensors).ok()) return;
-  // Numbers of a group and a type each, of which there are no more than a request may have.
-  require(storage.bytes() <= 8 * (2 * 1'000 + 6 * 1'000 + 3 * 20'000));
-  FuzzedRequest pending;
-  if (checks.decode(tensors, pending.request, kInferNames).ok()) compute(pending, merger, session);
 }
 
 }  // namespace

@@ -7,67 +7,21 @@
 #include <limits>
 #include <string>
 
+#include "infer_message.h"
 #include "inference.pb.h"
+#include "shared_object.h"
 #include "support.h"
 
 namespace tessera {
 namespace {
 
 using test::as_bytes;
-using Request = inference::ModelInferRequest;
-
-template <typename T>
-std::string packed(const std::vector<T>& numbers) {
-  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T)};
-}
-
-// What a tensor's contents are, raw and typed.
-struct Filler {
-  Request& request;
-  bool typed;
-
-  auto& add(const char* name, const char* datatype, std::vector<std::int64_t> shape) {
-    auto& input = *request.add_inputs();
-    input.set_name(name);
-    input.set_datatype(datatype);
-    for (const std::int64_t size : shape) input.add_shape(size);
-    return *input.mutable_contents();
-  }
-  template <typename T, typename Add>
-  void fill(inference::InferTensorContents& contents, const std::vector<T>& numbers, Add add_one) {
-    if (!typed) {
-      request.add_raw_input_contents(packed(numbers));
-      return;
-    }
-    for (const T number : numbers) (contents.*add_one)(number);
-  }
-};
-
+using test::Filler;
+using test::packed;
+using test::place;
+using test::request_of;
 using Contents = inference::InferTensorContents;
-
-Request request_of(const test::RequestData& data, bool typed) {
-  Request request;
-  Filler filler{request, typed};
-  const auto size = [](const auto& numbers) { return static_cast<std::int64_t>(numbers.size()); };
-  filler.fill(filler.add("float_features", "FP32", {data.samples, 2}), data.dense,
-              &Contents::add_fp32_contents);
-  filler.fill(filler.add("id_list_features_lengths", "INT32", {size(data.lengths)}), data.lengths,
-              &Contents::add_int_contents);
-  if (data.narrow.empty()) {
-    filler.fill(filler.add("id_list_features_values", "INT64", {size(data.values)}), data.values,
-                &Contents::add_int64_contents);
-  } else {
-    filler.fill(filler.add("id_list_features_values", "INT32", {size(data.narrow)}), data.narrow,
-                &Contents::add_int_contents);
-  }
-  filler.fill(filler.add("id_score_list_features_lengths", "INT32", {size(data.scored_lengths)}),
-              data.scored_lengths, &Contents::add_int_contents);
-  filler.fill(filler.add("id_score_list_features_values", "INT64", {size(data.scored_values)}),
-              data.scored_values, &Contents::add_int64_contents);
-  filler.fill(filler.add("id_score_list_features_weights", "FP32", {size(data.weights)}),
-              data.weights, &Contents::add_fp32_contents);
-  return request;
-}
+using Request = inference::ModelInferRequest;
 
 bool same(Bytes left, Bytes right) {
   return std::equal(left.begin(), left.end(), right.begin(), right.end());
@@ -79,8 +33,8 @@ struct InferDecoderTest : testing::Test {
     bytes = request.SerializeAsString();
     if (!parse_infer(as_bytes(bytes), view)) return "no ModelInferRequest";
     Status status = read_options(view, options);
-    if (status.ok()) status = decoder.choose_outputs(view, chosen);
-    if (status.ok()) status = decoder.decode(view, storage, tensors);
+    if (status.ok()) status = decoder.choose_outputs(view, regions, chosen);
+    if (status.ok()) status = decoder.decode(view, regions, storage, tensors);
     if (status.ok()) status = checks.decode(tensors, decoded, kInferNames);
     EXPECT_TRUE(status.ok() || status.code == Code::kInvalidArgument);
     return status.message;
@@ -97,6 +51,7 @@ struct InferDecoderTest : testing::Test {
   std::string bytes;
   InferRequestView view;
   InferOptions options;
+  InferRegions regions;  // there are none
   InferStorage storage;
   PredictionRequestView tensors;
   DecodedRequest decoded;
@@ -265,12 +220,144 @@ TEST(InferDecoderWithoutDense, CountsSamplesByLengths) {
     InferStorage storage;
     PredictionRequestView tensors;
     EXPECT_TRUE(parse_infer(as_bytes(bytes), view));
-    const Status status = decoder.decode(view, storage, tensors);
+    const Status status = decoder.decode(view, {}, storage, tensors);
     return status.ok() ? std::to_string(tensors.batch_size) : status.message;
   };
   EXPECT_EQ(refusal({0, 0, 0, 0, 0, 0}), "2");
   EXPECT_EQ(refusal({0, 0, 0, 0}),
             "id_list_features_lengths has 4 elements, expected a multiple of 3 features");
+}
+
+struct InferRegionsTest : InferDecoderTest {
+  void use(const test::SharedObject& object) {
+    memory.remove_all();
+    ASSERT_TRUE(memory.add({"region", object.key(), 0, object.content().size()}).ok());
+    regions.memory = &memory;
+  }
+
+  SharedMemory memory{{.request_bytes = 10'000}};
+};
+
+TEST_F(InferRegionsTest, GivesWhatRawContentsGive) {
+  test::Random random(3);
+  for (int round = 0; round < 50; ++round) {
+    const test::RequestData data =
+        test::random_request(random, 1 + static_cast<std::int32_t>(random() % 9), 4);
+    DecodedRequest expected;
+    ASSERT_TRUE(checks.decode(data.view(), expected).ok());
+    Request request = request_of(data, false);
+    const test::SharedObject object(place(request, static_cast<int>(random() % 8) - 1));
+    use(object);
+    ASSERT_EQ(refusal(request), "");
+    EXPECT_TRUE(same(decoded.dense, expected.dense));
+    EXPECT_TRUE(same(decoded.id_list.values, expected.id_list.values));
+    EXPECT_TRUE(same(decoded.id_score_list.weights, expected.id_score_list.weights));
+  }
+}
+
+// What the client changes once the request was read changes nothing of it.
+TEST_F(InferRegionsTest, UsesACopy) {
+  Request request = request_of(two_samples(), false);
+  test::SharedObject object(place(request));
+  use(object);
+  ASSERT_EQ(refusal(request), "");
+  const std::vector<std::byte> before(decoded.dense.begin(), decoded.dense.end());
+  object.resize(0);
+  EXPECT_TRUE(same(decoded.dense, before));
+  EXPECT_EQ(refusal(request),
+            "input 'float_features': shared memory region 'region' has shrunk: its 16 bytes from 0 "
+            "on are not all there");
+}
+
+TEST_F(InferRegionsTest, NamesInputRegionAndNumbers) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  using Edit = std::function<void(inference::ModelInferRequest::InferInputTensor&)>;
+  const auto set = [](const char* key, std::int64_t value) -> Edit {
+    return [=](auto& input) {
+      (*input.mutable_parameters())[std::string("shared_memory_") + key].set_int64_param(value);
+    };
+  };
+  const std::pair<Edit, const char*> cases[] = {
+      {set("offset", kMost),
+       "input 'float_features': offset 9223372036854775807 and byte size 16 reach beyond shared "
+       "memory region 'region', which has 76 bytes"},
+      {set("offset", 61),
+       "input 'float_features': offset 61 and byte size 16 reach beyond shared memory region "
+       "'region', which has 76 bytes"},
+      {set("offset", -1),
+       "input 'float_features': parameter 'shared_memory_offset' is -1, expected 0 to "
+       "9223372036854775807"},
+      {set("byte_size", 12),
+       "float_features has 12 bytes, expected 16 (its shape has 4 FP32 elements)"},
+      {set("region", 1),
+       "input 'float_features': parameter 'shared_memory_region' is not a string"},
+      {set("other", 1),
+       "parameter 'shared_memory_other' of input 'float_features' is not supported"},
+      {[](auto& input) { input.mutable_parameters()->erase("shared_memory_byte_size"); },
+       "input 'float_features': parameters 'shared_memory_region' and 'shared_memory_byte_size' "
+       "are needed together"},
+      {[](auto& input) { input.mutable_contents()->add_fp32_contents(1); },
+       "float_features has typed contents beside shared memory, expected only one of the two"},
+  };
+  for (const auto& [edit, message] : cases) {
+    Request request = request_of(two_samples(), false);
+    const test::SharedObject object(place(request));
+    ASSERT_EQ(object.content().size(), 76u);
+    use(object);
+    edit(*request.mutable_inputs(0));
+    EXPECT_EQ(refusal(request), message);
+  }
+}
+
+// Every pair of numbers at the edges of what 64 bits hold, as either type of parameter.
+TEST_F(InferRegionsTest, ATensorLiesInItsRegion) {
+  constexpr std::uint64_t kSigned = std::numeric_limits<std::int64_t>::max();
+  constexpr std::uint64_t kAll = std::numeric_limits<std::uint64_t>::max();
+  const std::uint64_t edges[] = {0,       1,           15,          16,        17,  59,
+                                 60,      61,          75,          76,        77,  1ull << 31,
+                                 kSigned, kSigned - 1, kSigned + 1, kAll - 15, kAll};
+  Request request = request_of(two_samples(), false);
+  const test::SharedObject object(place(request));
+  ASSERT_EQ(object.content().size(), 76u);
+  use(object);
+  for (const std::uint64_t offset : edges) {
+    for (const std::uint64_t size : edges) {
+      for (const bool with_sign : {true, false}) {
+        auto& parameters = *request.mutable_inputs(0)->mutable_parameters();
+        const auto set = [&](const char* key, std::uint64_t number) {
+          if (with_sign && number <= kSigned) {
+            parameters[key].set_int64_param(static_cast<std::int64_t>(number));
+          } else {
+            parameters[key].set_uint64_param(number);
+          }
+        };
+        set("shared_memory_offset", offset);
+        set("shared_memory_byte_size", size);
+        const std::string told = refusal(request);
+        const bool inside = size <= 76 && offset <= 76 - size;
+        if (inside && size == 16) {
+          // Other bytes of the object are numbers, too; some of them are not finite.
+          EXPECT_EQ(told.find("shared memory"), told.npos) << told;
+        } else if (inside) {
+          EXPECT_NE(told.find("expected 16 (its shape has 4 FP32 elements)"), told.npos) << told;
+        } else if (offset > kSigned || size > kSigned) {
+          EXPECT_NE(told.find("expected 0 to 9223372036854775807"), told.npos) << told;
+        } else {
+          EXPECT_NE(told.find("reach beyond shared memory region"), told.npos) << told;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(InferRegionsTest, BoundsWhatARequestHas) {
+  test::RequestData data = two_samples();
+  data.values.assign(1'250, 1);
+  data.lengths[0] = 1'249;
+  Request request = request_of(data, false);
+  const test::SharedObject object(place(request));
+  use(object);
+  EXPECT_EQ(refusal(request), "the request has 10040 bytes in shared memory, the limit is 10000");
 }
 
 TEST_F(InferDecoderTest, ReadsTimeoutAndPriority) {

@@ -4,6 +4,7 @@
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -60,6 +61,8 @@ const char* const kKeys[] = {"timeout",
                              "other",
                              "shared_memory_region",
                              "shared_memory_offset",
+                             "shared_memory_byte_size",
+                             "shared_memory_other",
                              "classification"};
 
 inference::ModelInferRequest random_message(Random& random) {
@@ -95,16 +98,6 @@ inference::ModelInferRequest random_message(Random& random) {
 }
 
 template <typename Map>
-std::string first_unsupported(const Map& parameters) {
-  std::string first;
-  for (const auto& [key, value] : parameters) {
-    if (!key.starts_with("shared_memory_") && key != "classification") continue;
-    if (first.empty() || key < first) first = key;
-  }
-  return first;
-}
-
-template <typename Map>
 void expect_same(const ParameterView& view, const Map& parameters, const std::string& key) {
   using Kind = ParameterView::Kind;
   const auto found = parameters.find(key);
@@ -132,6 +125,21 @@ void expect_same(const ParameterView& view, const Map& parameters, const std::st
   }
 }
 
+template <typename Map>
+void expect_same(const RegionView& place, std::string_view unsupported, const Map& parameters) {
+  expect_same(place.region, parameters, "shared_memory_region");
+  expect_same(place.offset, parameters, "shared_memory_offset");
+  expect_same(place.byte_size, parameters, "shared_memory_byte_size");
+  std::string first;
+  for (const auto& [key, value] : parameters) {
+    const bool placing = key == "shared_memory_region" || key == "shared_memory_offset" ||
+                         key == "shared_memory_byte_size";
+    if (placing || (!key.starts_with("shared_memory_") && key != "classification")) continue;
+    if (first.empty() || key < first) first = key;
+  }
+  EXPECT_EQ(unsupported, first);
+}
+
 template <typename T, typename Repeated>
 void expect_elements(const InferTensorView& view, ContentField field, const Repeated& expected) {
   std::vector<std::byte> storage(3, std::byte{0xee});
@@ -152,7 +160,7 @@ void expect_same(const InferTensorView& view,
   for (int i = 0; i < std::min(input.shape_size(), 2); ++i) {
     EXPECT_EQ(view.dims[static_cast<std::size_t>(i)], input.shape(i));
   }
-  EXPECT_EQ(view.unsupported, first_unsupported(input.parameters()));
+  expect_same(view.place, view.unsupported, input.parameters());
   const auto& contents = input.contents();
   const int counts[] = {contents.bool_contents_size(),   contents.int_contents_size(),
                         contents.int64_contents_size(),  contents.uint_contents_size(),
@@ -185,17 +193,24 @@ void expect_same(const InferRequestView& view, const inference::ModelInferReques
               message.raw_input_contents(static_cast<int>(i)));
   }
   ASSERT_EQ(view.outputs, static_cast<std::size_t>(message.outputs_size()));
-  std::vector<std::string_view> names;
-  read_output_names(view, 2, names);
-  ASSERT_EQ(names.size(), std::min<std::size_t>(view.outputs, 2));
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    EXPECT_EQ(names[i], message.outputs(static_cast<int>(i)).name());
+  std::vector<InferOutputView> outputs;
+  read_outputs(view, 2, outputs);
+  ASSERT_EQ(outputs.size(), std::min<std::size_t>(view.outputs, 2));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto& output = message.outputs(static_cast<int>(i));
+    EXPECT_EQ(outputs[i].name, output.name());
+    expect_same(outputs[i].place, outputs[i].unsupported, output.parameters());
   }
-  std::string unsupported;
-  for (const auto& output : message.outputs()) {
-    if (unsupported.empty()) unsupported = first_unsupported(output.parameters());
-  }
-  EXPECT_EQ(view.unsupported_parameter, unsupported);
+  const auto placed = [](const auto& tensors) {
+    return static_cast<std::size_t>(
+        std::count_if(tensors.begin(), tensors.end(), [](const auto& tensor) {
+          return tensor.parameters().contains("shared_memory_region") ||
+                 tensor.parameters().contains("shared_memory_offset") ||
+                 tensor.parameters().contains("shared_memory_byte_size");
+        }));
+  };
+  EXPECT_EQ(view.placed_inputs, placed(message.inputs()));
+  EXPECT_EQ(view.placed_outputs, placed(message.outputs()));
 }
 
 TEST(InferReader, ReadsWhatProtobufWrites) {

@@ -12,6 +12,8 @@
 
 #include "echo_message.h"
 #include "echo_model.h"
+#include "infer_message.h"
+#include "shared_object.h"
 
 namespace tessera {
 namespace {
@@ -92,6 +94,45 @@ TEST_F(RecentRequestsTest, AVersionIsCalledWithThem) {
   const WarmUpCounts stopped = warm_up_with(recent.of("m"), *model, clock);
   EXPECT_EQ(stopped.answered, 0);
   EXPECT_EQ(stopped.failed, 1);
+}
+
+// What was in shared memory is kept with the message, whatever becomes of the region.
+TEST_F(RecentRequestsTest, AMessageIsKeptWithItsSharedMemory) {
+  struct Pending final : PendingRequest {
+    void answer(std::span<const OutputView>, const StageTimings&) override {}
+    void fail(const Refusal&) override {}
+  };
+  test::Random random(7);
+  auto request = test::request_of(test::random_request(random, 3, 4), false);
+  test::SharedObject object(test::place(request, /*keep=*/1));
+  SharedMemory memory{{}};
+  ASSERT_TRUE(memory.add({"region", object.key(), 0, object.content().size()}).ok());
+  const std::string message = request.SerializeAsString();
+  const auto infer = make_infer_protocol(&memory);
+  const auto model = served();
+  Pending first;
+  ASSERT_TRUE(infer->parse(test::as_bytes(message)));
+  ASSERT_TRUE(infer->decode(*model, clock.now(), first).ok());
+  recent.add("m", test::as_bytes(message), *infer);
+  object.resize(0);
+  memory.remove_all();
+  const auto kept = recent.of("m");
+  ASSERT_EQ(kept.size(), 1U);
+  Pending second;
+  ASSERT_TRUE(kept[0]->protocol->parse(kept[0]->message));
+  const Status status = kept[0]->protocol->decode(*model, clock.now(), second);
+  ASSERT_TRUE(status.ok()) << status.message;
+  const auto same = [](Bytes left, Bytes right) {
+    return std::equal(left.begin(), left.end(), right.begin(), right.end());
+  };
+  EXPECT_EQ(second.request.samples, 3);
+  EXPECT_TRUE(same(second.request.dense, first.request.dense));
+  EXPECT_TRUE(same(second.request.id_list.lengths, first.request.id_list.lengths));
+  EXPECT_TRUE(same(second.request.id_list.values, first.request.id_list.values));
+  EXPECT_TRUE(same(second.request.id_score_list.weights, first.request.id_score_list.weights));
+  EXPECT_EQ(warm_up_with(kept, *model, clock).answered, 1);
+  model->drain();
+  model->close();
 }
 
 }  // namespace

@@ -129,7 +129,10 @@ TEST(RestResponse, GivesEveryBit) {
     output.add_shape(static_cast<std::int64_t>(scores.size()));
     response.add_raw_output_contents(bytes_of(scores));
   }
-  const HttpAnswer answer = rest_answer(response.SerializeAsString(), {false, {{"p", true}}});
+  response.add_outputs()->set_name("q");
+  response.add_raw_output_contents("");
+  const HttpAnswer answer = rest_answer(response.SerializeAsString(),
+                                        {.all = false, .named = {{"p", true}}, .placed = {"q"}});
   EXPECT_EQ(answer.content_type, "application/octet-stream");
   ASSERT_TRUE(answer.json_bytes.has_value());
   EXPECT_EQ(answer.body.substr(*answer.json_bytes), bytes_of(scores));
@@ -143,6 +146,10 @@ TEST(RestResponse, GivesEveryBit) {
     read.push_back(static_cast<float>(one.get<double>()));
   }
   EXPECT_TRUE(bytes_of(read) == bytes_of(scores));
+  // In shared memory.
+  EXPECT_EQ(json["outputs"][2]["name"], "q");
+  EXPECT_FALSE(json["outputs"][2].contains("data"));
+  EXPECT_FALSE(json["outputs"][2].contains("parameters"));
 }
 
 TEST(RestResponse, WhatIsNotFiniteIsNull) {

@@ -17,6 +17,7 @@
 #include "front/http_front.h"
 #include "metrics/histogram.h"
 #include "metrics/metrics_page.h"
+#include "observe/call_observer.h"
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
@@ -280,8 +281,10 @@ TEST(MetricsTest, PageHasEveryFamily) {
   shadows.of("ranker", "4", "5")->difference.observe(0.25);
   shadows.of("ranker", "4", "5")->count(ShadowResult::kDropped);
   shadows.of("ranker", "4", "6")->count(ShadowResult::kDropped);  // of a version that has gone
-  const std::string page = MetricsPage(models, unresolved, log, connections, security, "9.9")
-                               .render(&repository, shadows);
+  const CallObserver observer({}, "9.9", log);
+  const std::string page =
+      MetricsPage(models, unresolved, log, connections, security, "9.9", observer)
+          .render(&repository, shadows);
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
@@ -299,6 +302,8 @@ TEST(MetricsTest, PageHasEveryFamily) {
            "tessera_shadow_calls_total{model=\"ranker\",version=\"5\",result=\"dropped\"} 1\n",
            "tessera_log_lines_dropped_total{log=\"server\"} 0\n",
            "tessera_log_lines_dropped_total{log=\"access\"} 0\n",
+           "tessera_spans_total{result=\"sent\"} 0\n",
+           "tessera_spans_total{result=\"dropped\"} 0\n",
            "tessera_build_info{server=\"cpp\",version=\"9.9\"} 1\n",
            "# TYPE process_resident_memory_bytes gauge\n",
            "# TYPE process_cpu_seconds_total counter\n",
@@ -322,7 +327,8 @@ TEST(MetricsTest, PageShowsTheLogsThatAreFollowed) {
   const http2::Counters connections;
   const SecurityMetrics security;
   ShadowList shadows;
-  const MetricsPage metrics(models, unresolved, log, connections, security, "9.9");
+  const CallObserver observer({}, "9.9", log);
+  const MetricsPage metrics(models, unresolved, log, connections, security, "9.9", observer);
   EXPECT_EQ(metrics.render(nullptr, shadows).find("tessera_model_commit{"), std::string::npos);
   model.follow.followed = true;
   model.follow.commit = 42;

@@ -41,6 +41,11 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "linear_thin(Tensor input, Tensor weight, Tensor bias, bool relu=False, "
       "ScalarType? dtype=None, float scale=1.0) -> Tensor");
+  m.def("dot_interaction_bf16(Tensor dense, Tensor sparse) -> Tensor");
+  m.def(
+      "dot_interaction_bf16_backward(Tensor grad, Tensor dense, Tensor sparse) "
+      "-> (Tensor, Tensor)");
+  m.def("relu_backward_bf16(Tensor grad, Tensor output) -> (Tensor, Tensor)");
   m.def("dense_steps(Tensor values, Tensor steps) -> Tensor");
   m.def("xxh64(Tensor bytes, Tensor offsets) -> Tensor");
   m.def(

@@ -12,7 +12,7 @@ The file is one mapping from flags' names without their dashes to values.  Value
 line's are, whatever YAML would make of them: ``port: 0x10`` is refused as ``--port 0x10`` is.  A flag without
 a value is ``true`` or ``false``.  Relative paths start at the working directory, wherever the file is.
 
-A variable that is empty counts as not there, and so does one whose value has ``://``: Kubernetes gives
+A variable that is empty counts as not there, and so does one whose value begins with ``tcp://``, ``udp://`` or ``sctp://``: Kubernetes gives
 containers TESSERA_PORT=tcp://10.0.0.1:50051 where there is a Service named tessera.  A variable TESSERA_X
 that no flag has is left alone, for other programs have theirs, unless it is one or two letters away from
 one that a flag has: that is refused, as it would otherwise do nothing.
@@ -38,6 +38,7 @@ from tessera.serving.commands.flags import RefusedValue
 from tessera.serving.repository.small_file import read_small_file
 
 PREFIX = "TESSERA_"
+_OF_KUBERNETES = ("tcp://", "udp://", "sctp://")
 MAX_FILE_BYTES = 1 << 20
 _NEAR_EDITS = 2
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
@@ -150,7 +151,7 @@ class FlagSources:
         variables = {_variable(name): name for name in self._flags}
         found = {}
         for variable, value in sorted(environment.items()):
-            if not variable.startswith(PREFIX) or not value or "://" in value:
+            if not variable.startswith(PREFIX) or not value or value.startswith(_OF_KUBERNETES):
                 continue
             name = variables.get(variable)
             if name is None:

@@ -68,6 +68,7 @@ _SERVER = {
     "asked to connect anew, by which it finds servers that were added, and no call is lost; 0: any age",
     "max_http_connections": "connections of the HTTP port; a new one takes the place of the oldest "
     "without a complete request",
+    "max_shared_memory_bytes": "what the regions that --shared-memory lets clients register may have in sum, bytes",
     "drain_propagation_ms": "between NOT_SERVING and the first refusal, milliseconds",
 }
 
@@ -106,6 +107,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batching = parser.add_argument_group("batching, per model")
     _add_numbers(batching, _BATCHING, _EXAMPLE.limits)
     _add_numbers(parser.add_argument_group("bounds, per model"), _BOUNDS, _EXAMPLE.limits)
+    parser.add_argument(
+        "--shared-memory",
+        action="store_true",
+        help="let clients of this machine register POSIX shared memory, read inputs from it and write outputs to it; "
+        "whoever may call may name any of it that this server's user may open, docs/security.md (default: tensors "
+        "come in messages alone)",
+    )
     _add_numbers(parser, _SERVER, _EXAMPLE)
     parser.add_argument(
         "--drain-limit-s",
@@ -160,6 +168,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file that gets a line of JSON for each call for scores, with the peer's address, the model and how the "
         "call ended; -: the standard output; SIGHUP opens the file anew, docs/observe.md (default: none)",
+    )
+    parser.add_argument(
+        "--otlp-endpoint",
+        default=_EXAMPLE.otlp_endpoint,
+        metavar="URL",
+        help="an OpenTelemetry collector, http://HOST:PORT, that gets spans of calls for scores by OTLP over HTTP, "
+        "docs/observe.md (default: none, no call is traced)",
+    )
+    parser.add_argument(
+        "--trace-share",
+        type=float,
+        default=_EXAMPLE.trace_share,
+        metavar="SHARE",
+        help="with --otlp-endpoint, the share of the calls without a traceparent that are traced, 0 to 1; those with "
+        "one are where it says that it is sampled (default: %(default)g)",
     )
     parser.add_argument(
         "--log-level",

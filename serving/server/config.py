@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 from tessera.cpus import usable_cpus
 from tessera.errors import FieldError, UserError
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S
+from tessera.serving.server.observe.collector import REMEDY, read_collector
 
 DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8002
@@ -56,6 +57,7 @@ _LONGEST_FOLLOW_POLL_MS = 3_600_000
 
 _OLDEST_CONNECTION_S = 1_000_000
 _MOST_HTTP_CONNECTIONS = 65_536
+_MOST_SHARED_MEMORY_BYTES = 1 << 50
 
 ModelControl = Literal["none", "poll", "explicit"]
 
@@ -160,6 +162,8 @@ class ServerConfig:
             client is asked to connect anew, by which it finds servers that were added; 0: any age.
         max_http_connections: connections of the HTTP port at a time; a new one takes the place of the oldest
             that has no complete request.
+        shared_memory: clients of this machine may register POSIX shared memory (docs/kserve.md).
+        max_shared_memory_bytes: what the regions that they register may have together.
         drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
             that load balancers can turn away first.
         drain_limit_s: seconds that accepted requests may take after SIGTERM.  Kubernetes ends a
@@ -178,6 +182,8 @@ class ServerConfig:
             ``max_inflight_bytes``.
         gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
         access_log: a file that gets a line for each call for scores, or ``-``: the standard output; empty: none.
+        otlp_endpoint: the address of a collector of spans (docs/observe.md); empty: no call is traced.
+        trace_share: the share of the calls without a traceparent that are traced, 0 to 1.
     """
 
     models: tuple[ModelSource, ...] = ()
@@ -196,6 +202,8 @@ class ServerConfig:
     max_inflight_bytes: int = 1024 * 1024 * 1024
     max_connection_age_s: int = 0
     max_http_connections: int = 128
+    shared_memory: bool = False
+    max_shared_memory_bytes: int = 1024 * 1024 * 1024
     drain_propagation_ms: int = 1_000
     drain_limit_s: float = 25.0
     verify_golden: bool = True
@@ -210,6 +218,8 @@ class ServerConfig:
     processes: int = 1
     gpus: tuple[int, ...] = ()
     access_log: str = ""
+    otlp_endpoint: str = ""
+    trace_share: float = 0.01
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
 
@@ -240,12 +250,15 @@ class ServerConfig:
                 "nothing is checked against it; add --require-signature",
             )
         self._check_tls()
+        self._check_tracing()
         _at_least(1024, max_message_bytes=self.max_message_bytes)
         _at_most(_LARGEST_MESSAGE, max_message_bytes=self.max_message_bytes)
         _at_least(1, max_http_connections=self.max_http_connections)
         _at_most(_MOST_HTTP_CONNECTIONS, max_http_connections=self.max_http_connections)
         _at_least(0, max_connection_age_s=self.max_connection_age_s)
         _at_most(_OLDEST_CONNECTION_S, max_connection_age_s=self.max_connection_age_s)
+        _at_least(1, max_shared_memory_bytes=self.max_shared_memory_bytes)
+        _at_most(_MOST_SHARED_MEMORY_BYTES, max_shared_memory_bytes=self.max_shared_memory_bytes)
         self._check_processes()
         self._check_drain()
 
@@ -298,6 +311,16 @@ class ServerConfig:
                 "the server needs a certificate of its own; add --tls-cert and --tls-key",
             )
 
+    def _check_tracing(self) -> None:
+        if self.otlp_endpoint:
+            try:
+                read_collector(self.otlp_endpoint)
+            except ValueError:
+                _refuse("otlp_endpoint", f"'{self.otlp_endpoint}'", REMEDY)
+        # Written so that a NaN is refused.
+        if not 0 <= self.trace_share <= 1:
+            _refuse("trace_share", self.trace_share, "give a share from 0 to 1")
+
     def _check_processes(self) -> None:
         if self.max_inflight_bytes < self.max_message_bytes:
             _refuse(
@@ -308,6 +331,12 @@ class ServerConfig:
             )
         _at_least(1, processes=self.processes)
         _at_most(_MOST_PROCESSES, processes=self.processes)
+        if self.processes > 1 and self.shared_memory:
+            _refuse(
+                "processes",
+                self.processes,
+                "a client's shared memory is known to one process: leave --processes out, or --shared-memory",
+            )
         if self.max_inflight_bytes // self.processes < self.max_message_bytes:
             _refuse(
                 "max_inflight_bytes",

@@ -19,7 +19,9 @@ class Code(Enum):
     CANCELLED = "CANCELLED"
     UNAVAILABLE = "UNAVAILABLE"
     INTERNAL = "INTERNAL"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"  # of calls about repositories alone
+    # Of calls about repositories and shared memory alone.
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
     UNAUTHENTICATED = "UNAUTHENTICATED"  # before it is known what is called
 
 
@@ -29,6 +31,7 @@ HTTP_STATUS = {
     Code.UNAUTHENTICATED: 401,
     Code.NOT_FOUND: 404,
     Code.FAILED_PRECONDITION: 400,
+    Code.ALREADY_EXISTS: 409,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.CANCELLED: 499,
     Code.INTERNAL: 500,
@@ -38,7 +41,9 @@ HTTP_STATUS = {
 """What stands for each over HTTP, `TooLargeError` aside."""
 
 REQUEST_CODES = tuple(
-    code for code in Code if code not in {Code.FAILED_PRECONDITION, Code.UNAUTHENTICATED}
+    code
+    for code in Code
+    if code not in {Code.FAILED_PRECONDITION, Code.ALREADY_EXISTS, Code.UNAUTHENTICATED}
 )
 """How a request for scores may end."""
 

@@ -44,12 +44,12 @@ from tessera.serving.server.model.loader import (
 )
 from tessera.serving.server.model.registry import Registry
 from tessera.serving.server.model.serving import serve_model
-from tessera.serving.server.observe.access_log import open_access_log
-from tessera.serving.server.observe.origin import GrpcOrigins
+from tessera.serving.server.observe.call_observer import CallObserver
 from tessera.serving.server.repository.calls import RepositoryCalls
 from tessera.serving.server.repository.manager import RepositoryManager
 from tessera.serving.server.repository.model_versions import IndexRow, fixed_rows
 from tessera.serving.server.repository.version_loader import PackageVersionLoader, VersionLoader
+from tessera.serving.server.request.shared_memory import shared_memory_of
 from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.signals import HANDLED_SIGNALS, SignalMeaning, SignalReader
 
@@ -111,9 +111,8 @@ class Server:
         self._registry = Registry(names)
         self._metrics = MetricsPage(tessera.__version__, dropped_log_lines)
         self._security = Security(config, self._metrics.security, log, shared)
-        self._access = open_access_log(config.access_log)
-        if self._access is not None:
-            self._metrics.dropped_lines["access"] = self._access.dropped
+        self._observer = CallObserver(config, log)
+        self._metrics.show_calls(self._observer.dropped_lines, self._observer.spans)
         self._counters = {
             identity.name: ModelMetrics(identity.name, identity.version, identity.counted)
             for _, identity in self._models
@@ -129,17 +128,16 @@ class Server:
         self._manager = self._make_manager(version_loader) if config.model_repositories else None
         self._metrics.versions.index = self._shown_versions
         self._metrics.versions.follow.index = self._shown_versions
-        self._repository = RepositoryMethods(
-            RepositoryCalls(self._manager, config.model_control, frozenset(names)),
-            self._index,
-            log,
-        )
+        changes = RepositoryCalls(self._manager, config.model_control, frozenset(names))
+        self._repository = RepositoryMethods(changes, self._index, log)
+        self._memory = shared_memory_of(config)
         self._kserve = KserveMetadata(
             registry=self._registry,
             version=tessera.__version__,
             state=self.state,
             counted=lambda model: self._http.counted(model),  # noqa: PLW0108 - it is made below
             log=log,
+            memory=self._memory,
         )
         self._predict_service = PredictService(
             registry=self._registry,
@@ -149,7 +147,7 @@ class Server:
             recent=self._recent if self._manager is not None else None,
             log=self._log,
             log_requests=config.log_level == "debug",
-            access=self._access,
+            observer=self._observer,
         )
         self._http = (make_pages or self._make_http_front)(self._metrics, self.state)
         self._grpc = GrpcFront(
@@ -166,7 +164,8 @@ class Server:
             max_connection_age_s=config.max_connection_age_s,
             shares_port=shares_port,
             own_address=own_address,
-            origins=GrpcOrigins(shared.origin_secret if shared else "") if self._access else None,
+            origins=self._observer.grpc_origins(shared.origin_secret if shared else ""),
+            memory=self._memory,
         )
 
     def _index(self) -> list[IndexRow]:
@@ -195,15 +194,16 @@ class Server:
             state=state,
             calls=self._kserve,
             infer=RestInfer(
-                OwnScores(self._predict_service, self._budget),
+                OwnScores(self._predict_service, self._budget, self._memory),
                 max_inflight_bytes=self._config.max_inflight_bytes,
                 max_message_bytes=self._config.max_message_bytes,
             ),
             repository=self._repository,
+            regions=self._kserve.regions,
             security=self._security,
             max_connections=self._config.max_http_connections,
             log=self._log,
-            observed=self._access is not None,
+            origins=self._observer.rest_origins(),
         )
 
     def state(self) -> str:
@@ -308,8 +308,7 @@ class Server:
             model.scheduler.close(grace_s)
         await self._http.stop()
         await self._security.stop()
-        if self._access is not None:
-            self._access.close()
+        self._observer.close()
         self._log.info("stop")
 
     async def run(self) -> int:
@@ -344,11 +343,10 @@ class Server:
         return await self._drain_until_signal(stops)
 
     def _reload(self, number: int) -> None:
-        file = self._access is not None and self._access.has_file
-        anything = self._manager is not None or self._security.has_files or file
+        files = self._security.has_files or self._observer.has_file
+        anything = self._manager is not None or files
         self._log.info("reload" if anything else "nothing_to_reload", number=number)
-        if self._access is not None:
-            self._access.reopen(self._log)
+        self._observer.reopen(self._log)
         self._security.read_again()
         if self._manager is not None:
             self._manager.rescan()

@@ -106,7 +106,9 @@ class Supervisor:
         check_access_log(config.access_log)
         self._shared = Shared(
             own_token=secrets.token_urlsafe(32) if config.auth_token_file else "",
-            origin_secret=secrets.token_urlsafe(32) if config.access_log else "",
+            origin_secret=secrets.token_urlsafe(32)
+            if config.access_log or config.otlp_endpoint
+            else "",
         )
         # Its files are read by every process; here they are read so that what is wrong is told at once.
         secret_files = Security(config, SecurityMetrics(), log, self._shared).has_files

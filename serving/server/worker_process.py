@@ -30,7 +30,7 @@ from tessera.serving.server.metrics.process_report import (
     counted_of,
 )
 from tessera.serving.server.model.loader import ModelIdentity, ModelLoader
-from tessera.serving.server.observe.access_log import open_access_log
+from tessera.serving.server.observe.call_observer import CallObserver
 from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.server import Server
 from tessera.serving.server.shared_slots import SharedSlots
@@ -102,12 +102,15 @@ def run_pages(
 
     async def show(log: Any, writer: LogWriter) -> int:
         totals = ProcessTotals()
-        access = open_access_log(config.access_log)
+        observer = CallObserver(config, log)
         page = MetricsPage(
             tessera.__version__, lambda: totals.dropped_lines["server"] + writer.dropped, totals
         )
-        page.dropped_lines["access"] = lambda: (
-            totals.dropped_lines["access"] + (0 if access is None else access.dropped())
+        page.show_calls(
+            lambda: totals.dropped_lines["access"] + observer.dropped_lines(),
+            lambda: {
+                result: totals.spans[result] + count for result, count in observer.spans().items()
+            },
         )
         for _, identity in models:
             page.add(ModelMetrics(identity.name, identity.version, identity.counted))
@@ -117,7 +120,7 @@ def run_pages(
             totals.take([*page.models, page.unresolved], page.security, contents, slots.restarts)
 
         security = Security(config, page.security, log, process.shared)
-        workers = WorkerCalls(config, process.shared, access)
+        workers = WorkerCalls(config, process.shared, observer)
         front = HttpFront(
             metrics=page,
             status_page=StatusPage(page.models, time.monotonic),
@@ -132,7 +135,7 @@ def run_pages(
             max_connections=config.max_http_connections,
             log=log,
             refresh=refresh,
-            observed=access is not None,
+            origins=observer.rest_origins(forwards=True),
         )
         refresh()
         await front.start_on(process.listeners)
@@ -144,8 +147,7 @@ def run_pages(
             loop.add_signal_handler(number, lambda: None)
 
         def read_again() -> None:
-            if access is not None:
-                access.reopen(log)
+            observer.reopen(log)
             security.read_again()
 
         loop.add_signal_handler(signal.SIGHUP, read_again)

@@ -1,17 +1,15 @@
 """`tessera train --publish`: what is published while a model is trained is what its checkpoints hold."""
 
 import os
-import random
 import shutil
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
 from tessera.cli import main
+from tessera.serving.commits import file
 from tessera.serving.commits.chain import StepKind, next_step
 from tessera.serving.commits.fence import read_fence, write_fence
 from tessera.serving.commits.file import read_commit
@@ -20,13 +18,16 @@ from tessera.serving.commits.state import VersionState
 from tessera.serving.package.commit import COMMIT_PACKAGE_RECORD
 from tessera.serving.packaging.commits import live
 from tessera.serving.packaging.commits.live import live_options
+from tessera.serving.packaging.commits.publish import Publisher
 from tessera.serving.packaging.servable import make_servable
 from tessera.training.config import load_config
+from tessera.training.trainer import run
 from tessera.training.trainer.checkpoint import load_checkpoint
 from tessera.training.trainer.files import latest_checkpoint
 from tessera.training.trainer.run import train
+from tests.patience import PATIENCE_S
 from tests.trainer.tiny_runs import TINY, write_criteo
-from tests.training.ranks import run_on_ranks
+from tests.training.ranks import process_context, run_on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -199,30 +200,71 @@ def test_on_two_ranks(trained, repository, capsys, sharding):
     assert not any(read.commit.patches for read in described)
 
 
-def test_killed_trainers_leave_a_log_that_goes_on(trained, repository, tmp_path, capsys):
-    models, out, draw = repository(), tmp_path / "run", random.Random(3)
-    command = [sys.executable, "-m", "tessera", "train", "--quiet", "--out", str(out)]
-    command += ["--publish", str(models / "ads"), "--publish-every", "1steps"]
-    log = models / "ads/1/log"
-    seen = 0
-    for number in range(3):
-        resume = ["--resume"] if (out / "config.yaml").exists() else []
-        config = [] if resume else ["--config", str(trained / "tiny.yaml")]
-        process = subprocess.Popen([*command, *resume, *config], stderr=subprocess.DEVNULL)
-        wanted = seen + draw.randint(2, 6)
-        while len(list(log.glob("0*.commit")) if log.exists() else []) < wanted:
-            assert process.poll() is None, number
-            time.sleep(0.02)
-        time.sleep(draw.random() * 0.2)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        seen = len(list(log.glob("0*.commit")))
-    assert main([*command[3:], "--resume"]) == 0
+def _train_and_be_killed(place, arguments):
+    """Train until something is called, and no further."""
+
+    def end(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def name_no_file(publisher, *given):
+        file._publish = end
+        return publish_package(publisher, *given)
+
+    publish_package = Publisher.publish_package
+    if place == "before the checkpoint":
+        run.save_checkpoint = end
+    elif place == "behind the checkpoint":
+        live.LiveWriter.checkpoint = lambda *_, **__: end()
+    else:  # while it is described
+        Publisher.publish_package = name_no_file
+    main(arguments)
+
+
+def test_what_killed_trainers_left_undone_is_completed(trained, repository, tmp_path, capsys):
+    models, out = repository(), tmp_path / "run"
+    command = ["train", "--quiet", "--out", str(out), "--publish", str(models / "ads"),
+               "--publish-every", "5steps"]  # fmt: skip
+    how = ["--config", str(trained / "tiny.yaml")]
+    version, log = models / "ads/1", models / "ads/1/log"
+    for place, steps in {
+        "before the checkpoint": [5, 10],
+        "behind the checkpoint": [5, 10, 5, 10],  # there was none, so it begins again
+        "while it is described": [5, 10, 5, 10],  # before it trains
+    }.items():
+        process = process_context().Process(
+            target=_train_and_be_killed, args=(place, [*command, *how])
+        )
+        process.start()
+        process.join(PATIENCE_S)
+        assert process.exitcode == -signal.SIGKILL, place
+        assert [read.commit.step for read in commits(models)] == steps
+        assert not [read for read in commits(models) if COMMIT_PACKAGE_RECORD in read.contents]
+        how = ["--resume"]
+    assert hidden(log)
+    assert hidden(version)
+    # Whoever publishes that checkpoint describes it; all its rows are there.
+    copy = tmp_path / "copy"
+    shutil.copytree(models, copy)
+    last = latest_checkpoint(out / "checkpoints")
+    capsys.readouterr()
+    at = ["--repository", str(copy), "--model", "ads"]
+    assert main(["publish", str(last), *at, "--no-evaluate"]) == 0
+    assert "ads 1.5, 0 rows changed" in capsys.readouterr().out
+    assert main(["compact", *at]) == 0
+    assert capsys.readouterr().out.endswith("the state 1.5\n")
+    # So does the trainer, before it goes on.
+    assert main([*command, "--resume"]) == 0
     check(models, out, capsys)
-    numbers = [read.commit.number for read in commits(models)]
-    assert numbers == list(range(1, len(numbers) + 1))
-    assert len(numbers) > seen
-    assert [path.name for path in log.iterdir() if path.name.startswith(".")] == []
+    found = commits(models)
+    assert [read.commit.number for read in found] == list(range(1, len(found) + 1))
+    described = [read.commit.step for read in found if COMMIT_PACKAGE_RECORD in read.contents]
+    assert described == [10, 15, 20, 30]
+    assert found[4].commit.step == 10
+    assert hidden(log) == hidden(version) == []
+
+
+def hidden(folder):
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
 def test_a_rolled_back_trainer_publishes_no_more_until_it_is_resumed(

@@ -57,6 +57,7 @@ class Server:
     """A server that speaks on ``address`` and ``http_address``, whoever started it."""
 
     address = http_address = ""
+    channel = None
 
     def __enter__(self):
         self.channel = grpc.insecure_channel(self.address)
@@ -177,6 +178,15 @@ class RunningServer(Server):
         # A build with sanitizers reports on stderr, at the latest when it ends.
         reports = [line for line in self.noise if "Sanitizer" in line or "runtime error" in line]
         assert not reports, "".join(self.noise)
+
+    def kill(self):
+        """End it with SIGKILL at any time, before it is ready too; there is nothing left to leave then."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self.process.stderr.close()
+        if self.channel is not None:
+            self.channel.close()
 
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)

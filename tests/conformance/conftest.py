@@ -82,15 +82,23 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def server(request, kind, package, other_package):
-    """A server with two models and limits that tests can reach."""
+    """A server with two models and limits that tests can reach, and the ``SERVER_FLAGS`` of the test's module."""
     if kind == "given":
         option = request.config.getoption
         with GivenServer(option("--address"), option("--http-address")) as given:
             yield given
         return
     models = ["--model", package, "--model", f"second={other_package}"]
-    with RunningServer(kind, *models, *LIMITS, "--drain-propagation-ms", 0) as running:
+    flags = (*LIMITS, "--drain-propagation-ms", 0, *getattr(request.module, "SERVER_FLAGS", ()))
+    with RunningServer(kind, *models, *flags) as running:
         yield running
+
+
+@pytest.fixture
+def shares_memory(server):
+    """A server that clients may register shared memory with."""
+    if isinstance(server, GivenServer) and "system_shared_memory" not in server.http("/v2")[1]:
+        pytest.skip("the given server was started without --shared-memory")
 
 
 @pytest.fixture(scope="session")

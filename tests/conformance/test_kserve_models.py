@@ -250,11 +250,14 @@ def test_there_is_one_repository(server):
     )
 
 
-def test_calls_that_are_not_there(server):
-    call = server.channel.unary_unary("/inference.GRPCInferenceService/TraceSetting")
+# The second is there with --shared-memory: test_shared_memory.py.
+@pytest.mark.parametrize("method", ["TraceSetting", "SystemSharedMemoryRegister"])
+def test_calls_that_are_not_there(server, method):
+    call = server.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
     with pytest.raises(grpc.RpcError) as caught:
         call(b"", timeout=TIMEOUT_S)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert server.http("/v2/systemsharedmemory/status")[0] == 404
 
 
 def test_bytes_that_are_no_message(server):

@@ -12,6 +12,9 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tests.conformance.conformance_harness import TIMEOUT_S
 from tests.conformance.rest_calls import RestClient, rest_request
 from tests.kserve_messages import infer_request
+from tests.shared_object import SharedObject
+
+SERVER_FLAGS = ("--shared-memory",)
 
 PAGES = {
     "/v2": ipb.ServerMetadataRequest(),
@@ -44,7 +47,7 @@ NOT_THERE = (
     "/v2/models/ranker/versions/3/",
     "/v2/models/ranker/versions/3/ready/x",
     "/v2/trace/setting",
-    "/v2/systemsharedmemory/status",
+    "/v2/cudasharedmemory/status",
     "/v2/repository/index",
 )
 
@@ -133,6 +136,7 @@ def test_a_path_that_is_not_utf_8(rest):
 # docs/openapi.yaml
 
 PAGE = Path(__file__).parents[2] / "docs" / "openapi.yaml"
+REGIONS = "/v2/systemsharedmemory/"
 NAMES = {"known": ("ranker", "3"), "unknown": ("nobody", "9")}
 
 
@@ -162,9 +166,12 @@ def check(page, operation, reply):
     jsonschema.validate(reply.json, {**schema, "components": page["components"]})
 
 
+@pytest.mark.usefixtures("shares_memory")
 def test_every_path_answers_as_the_page_says(server, page):
     statuses = {}
-    with RestClient(server.http_address) as rest:
+    with SharedObject(b"1") as shared, RestClient(server.http_address) as rest:
+        region = {"key": shared.key, "byte_size": 1}
+        assert rest.infer(region, path=REGIONS + "region/ranker/register").status == 200
         for path, item in page["paths"].items():
             if "get" not in item:
                 continue
@@ -180,7 +187,7 @@ def test_infer_answers_as_the_page_says(server, page, drawn):
     message = infer_request(drawn.samples(2))
     with RestClient(server.http_address) as rest:
         for path, item in page["paths"].items():
-            if "post" not in item:
+            if not path.endswith("/infer"):
                 continue
             asked = path.format(name="ranker", version="3")
             for more in ({}, {"id": "x", "parameters": {"binary_data_output": True}}):
@@ -192,11 +199,30 @@ def test_infer_answers_as_the_page_says(server, page, drawn):
                 check(page, item["post"], rest.infer(refused, {}, asked))
 
 
+@pytest.mark.usefixtures("shares_memory")
+def test_calls_about_regions_answer_as_the_page_says(server, page):
+    with SharedObject(b"1") as shared, RestClient(server.http_address) as rest:
+
+        def ask(path, name, status, **region):
+            reply = rest.infer(region, path=REGIONS + path.format(name=name))
+            assert reply.status == status
+            check(page, page["paths"][REGIONS + path]["post"], reply)
+
+        ask("region/{name}/register", "own", 200, key=shared.key, byte_size=1)
+        ask("region/{name}/register", "own", 409, key=shared.key, byte_size=1)
+        ask("region/{name}/register", "other", 404, key="/tessera-absent", byte_size=1)
+        ask("region/{name}/unregister", "own", 200)
+        ask("unregister", "", 200)
+
+
 def test_the_page_has_every_path(page):
     model = ["", "/ready", "/config", "/stats", "/infer"]
     expected = {"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"}
     for part in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         expected |= {part + verb for verb in model}
+    regions = ("status", "unregister")
+    expected |= {REGIONS + verb for verb in regions}
+    expected |= {f"{REGIONS}region/{{name}}/{verb}" for verb in (*regions, "register")}
     assert set(page["paths"]) == expected
     operations = [
         one["operationId"]

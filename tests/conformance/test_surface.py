@@ -65,6 +65,7 @@ FAMILIES = {
     "tessera_secret_reloads": ("counter", {"files", "result"}),
     "tessera_certificate_end_seconds": ("gauge", set()),
     "tessera_log_lines_dropped": ("counter", {"log"}),
+    "tessera_spans": ("counter", {"result"}),
     "tessera_build_info": ("gauge", {"server", "version"}),
     "process_virtual_memory_bytes": ("gauge", set()),
     "process_resident_memory_bytes": ("gauge", set()),

@@ -1,6 +1,7 @@
 """NVIDIA's own client against both servers, and its messages against ours."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("tritonclient") is None, reason="tritonclient is not installed (make install-dev)"
 )
 
+SERVER_FLAGS = ("--shared-memory",)
 PAGE = Path(__file__).parents[2] / "docs" / "kserve.md"
 PROGRAM = Path(__file__).with_name("triton_client.py")
 
@@ -141,6 +143,22 @@ def test_every_call_of_the_client_over_http(server, drawn):
     assert told["unknown_call"] == "404"
 
 
+@pytest.mark.usefixtures("shares_memory")
+def test_its_shared_memory(server, drawn):
+    message = drawn.samples(5)
+    tensors = [
+        (name, datatype, shape, content.hex())
+        for name, datatype, shape, content in tensors_of(message)
+    ]
+    addresses = server.address, server.http_address
+    told = triton_client("--shared-memory", *addresses, input=json.dumps(tensors))
+    wanted = np.asarray(scores_of(server.predict(message)), "<f4").tobytes().hex()
+    assert told == {
+        "tritonclient.grpc": [True, wanted, 2],
+        "tritonclient.http": [True, wanted, 2],
+    }
+
+
 def test_the_example_of_the_page_over_http(server, package, tmp_path):
     """docs/rest.md: a request."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.with_name("rest.md").read_text(), re.DOTALL)
@@ -156,10 +174,11 @@ def test_the_example_of_the_page_over_http(server, package, tmp_path):
     assert re.fullmatch(r"\[\S+ +\S+\]\n", done.stdout)
 
 
+@pytest.mark.usefixtures("shares_memory")
 def test_the_examples_of_the_page(server, package, drawn, tmp_path):
-    """docs/kserve.md: a request, and requests for perf_analyzer."""
+    """docs/kserve.md: a request, the same in shared memory, and requests for perf_analyzer."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    request, file = (block for block in blocks if "import" in block)
+    request, sharing, file = (block for block in blocks if "import" in block)
 
     def run(code):
         code = code.replace("127.0.0.1:50051", server.address).replace("model.pt", str(package))
@@ -172,7 +191,8 @@ def test_the_examples_of_the_page(server, package, drawn, tmp_path):
             timeout=TIMEOUT_S,
         ).stdout
 
-    assert re.fullmatch(r"\[\S+ +\S+\]\n", run(request))
+    sharing = sharing.replace('"/mine"', f'"/tessera-test-{tmp_path.name}-{os.getpid()}"')
+    assert re.fullmatch(r"(\[\S+ +\S+\]\n)\1", run(request + sharing))
     run(file)
     made = json.loads((tmp_path / "requests.json").read_text())["data"]
     assert len(made) == 50

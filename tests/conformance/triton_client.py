@@ -9,6 +9,10 @@ has [name, datatype, shape, hexadecimal bytes] for each input.  Prints what the 
 
 does the same over HTTP.
 
+    python triton_client.py --shared-memory HOST:PORT HTTP_HOST:PORT < TENSORS.json
+
+has the tensors and the scores in shared memory, over both.
+
     python triton_client.py --repository HOST:PORT MODEL
 
 loads and unloads MODEL instead, which serves version 1 and has version 2 in its folder.
@@ -19,6 +23,7 @@ prints the numbers and types of the protocol's fields instead, as the client kno
 """
 
 import json
+import os
 import queue
 import sys
 import time
@@ -172,6 +177,50 @@ def speak_http(address, tensors):
     return told
 
 
+def share(address, http_address, tensors):
+    """Triton's shared memory, as its users have it: one region of inputs and one of outputs."""
+    import tritonclient.grpc
+    import tritonclient.http
+    import tritonclient.utils.shared_memory as shm
+
+    arrays = [
+        np.frombuffer(bytes.fromhex(content), DTYPES[datatype]).reshape(shape)
+        for _, datatype, shape, content in tensors
+    ]
+    size, B = sum(array.nbytes for array in arrays), arrays[0].shape[0]
+    key = f"/tessera-test-{os.getpid()}"
+    given = shm.create_shared_memory_region("given", f"{key}-given", size)
+    made = shm.create_shared_memory_region("made", f"{key}-made", 4 * B)
+    told = {}
+    try:
+        shm.set_shared_memory_region(given, arrays)
+        for triton, at in ((tritonclient.grpc, address), (tritonclient.http, http_address)):
+            client = triton.InferenceServerClient(at)
+            client.register_system_shared_memory("given", f"{key}-given", size)
+            client.register_system_shared_memory("made", f"{key}-made", 4 * B)
+            inputs, offset = [], 0
+            for (name, datatype, shape, _), array in zip(tensors, arrays, strict=True):
+                tensor = triton.InferInput(name, shape, datatype)
+                tensor.set_shared_memory("given", array.nbytes, offset=offset)
+                inputs.append(tensor)
+                offset += array.nbytes
+            output = triton.InferRequestedOutput("default")
+            output.set_shared_memory("made", 4 * B)
+            result = client.infer("ranker", inputs, outputs=[output])
+            scores = shm.get_contents_as_numpy(made, np.float32, [B]).tobytes().hex()
+            shm.set_shared_memory_region(made, [np.zeros(B, np.float32)])
+            status = client.get_system_shared_memory_status()
+            regions = status if isinstance(status, list) else status.regions
+            told[triton.__name__] = [result.get_output("default") is not None, scores, len(regions)]
+            client.unregister_system_shared_memory("given")
+            client.unregister_system_shared_memory()
+            client.close()
+    finally:
+        for region in (given, made):
+            shm.destroy_shared_memory_region(region)
+    return told
+
+
 def change(address, model):
     """Triton's calls for its repository, as its users make them."""
     import tritonclient.grpc as triton
@@ -204,6 +253,8 @@ def change(address, model):
 def main():
     if sys.argv[1] == "--repository":
         print(json.dumps(change(*sys.argv[2:])))
+    elif sys.argv[1] == "--shared-memory":
+        print(json.dumps(share(*sys.argv[2:], json.load(sys.stdin))))
     elif sys.argv[1] == "--http":
         print(json.dumps(speak_http(sys.argv[2], json.load(sys.stdin))))
     elif sys.argv[1] == "--fields":

@@ -14,6 +14,7 @@ from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from tessera.training.modules.hash_mc_modules import HashZchManagedCollisionModule
 from tessera.training.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -26,7 +27,11 @@ from tessera.training.modules.mc_modules import (
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tests.packaging.user_models import table
 
-FEATURES = ["title", "text", "shop"]
+FEATURES = ["title", "text", "shop", "brand", "maker"]
+HASHED = {
+    "brand": {"input_hash_size": 2**62},
+    "maker": {"opt_in_prob": 100, "percent_reserved_slots": 20},
+}
 
 
 def halved(ids: Tensor, size: int) -> Tensor:
@@ -61,17 +66,31 @@ class Mapped(nn.Module):
             return_remapped_features=True,
         )
 
+        hashed = [table(name, [name], rows=10) for name in HASHED]
+        self.hashed = ManagedCollisionEmbeddingBagCollection(
+            EmbeddingBagCollection(hashed),
+            ManagedCollisionCollection(
+                {
+                    name: HashZchManagedCollisionModule(10, torch.device("cpu"), 2, 3, **rest)
+                    for name, rest in HASHED.items()
+                },
+                hashed,
+            ),
+            return_remapped_features=True,
+        )
+
     def forward(self, ids: KeyedJaggedTensor) -> Tensor:
         vectors, _ = self.single(ids)
         shops = vectors["shop"].to_padded_dense(3).sum(dim=1)
-        return torch.cat([self.pooled(ids)[0].values(), shops], dim=1)
+        pooled = [self.pooled(ids)[0].values(), self.hashed(ids)[0].values()]
+        return torch.cat([*pooled, shops], dim=1)
 
 
 def drawn(seed: int, samples: int = 6) -> KeyedJaggedTensor:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 4, (len(FEATURES) * samples,), generator=generator)
     known = torch.tensor(
-        [0, 5, -9, 10**15, 10**15 + 1, 77, 2**63 - 1, -(2**63), 3, 4, 6, 8, 12, 13]
+        [0, 5, -9, -1, 10**15, 10**15 + 1, 77, 2**63 - 1, -(2**63), 3, 4, 6, 8, 12, 13]
     )
     places = torch.randint(0, len(known), (int(lengths.sum()),), generator=generator)
     return KeyedJaggedTensor(FEATURES, known[places], lengths=lengths)
@@ -104,16 +123,21 @@ def test_a_package_has_the_rows_that_the_module_has(tmp_path: Path, backend: str
     package_model(module, None, (drawn(0),), out=path, dtype="fp32", backend=backend)
     package = load_package(path)
     assert {f.hashing for f in package.manifest.schema.features} == {"vocabulary"}
-    known = 0
+    known = brands = shared = 0
     for seed in range(3, 9):
         ids = drawn(seed)
         with torch.no_grad():
             expected = module(ids)
             rows = module.single(ids)[1]["shop"].values()
+            hashed = module.hashed(ids)[1]
         known += int((rows < 6).sum())
+        brands += int((hashed["brand"].values() >= 0).sum())
+        shared += int((hashed["maker"].values() % 5 == 4).sum())
         (found,) = package.runner.forward(host(ids)).values()
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert known > 3
+    assert brands > 10
+    assert shared > 3
 
 
 def test_a_rule_for_mapped_ids_is_refused(tmp_path: Path) -> None:

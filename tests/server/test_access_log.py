@@ -9,23 +9,29 @@ import pytest
 
 from tessera.errors import UserError
 from tessera.serving.server.errors import Code
-from tessera.serving.server.observe.access_log import (
-    AccessLog,
-    CallRecord,
-    access_line,
-    check_access_log,
-)
+from tessera.serving.server.observe.access_log import AccessLog, access_line, check_access_log
+from tessera.serving.server.observe.call_record import CallRecord, CallStages
 from tessera.serving.server.observe.origin import (
     CallOrigin,
     GrpcOrigins,
+    RestOrigins,
     forwarding,
     read_traceparent,
     request_id_of,
-    rest_origin,
 )
 from tests.server.test_log_writer import wait_until
 
 CASES = json.loads(Path(__file__).with_name("trace_cases.json").read_text())
+STAGES = CallStages(
+    decode=0.0,
+    queue=0.0001,
+    assemble=0.0,
+    transfer=0.0,
+    forward=0.001,
+    encode=0.0,
+    batch_requests=1,
+    batch_samples=5,
+)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -40,8 +46,7 @@ def record(request_id="an id", **fields):
         "code": Code.OK,
         "http_status": 200,
         "seconds": 0.0012345,
-        "queue_s": 0.0001,
-        "forward_s": 0.001,
+        "stages": STAGES,
     }
     return CallRecord(**{**told, **fields})
 
@@ -57,7 +62,7 @@ def test_a_line_has_every_field_in_its_order():
         '"trace_id":"0af7651916cd43dd8448eb211c80319c"}\n'
     )
     plain = CallOrigin("grpc", "::1", "x", None)
-    told = json.loads(access_line(record(origin=plain, queue_s=None, forward_s=None), now))
+    told = json.loads(access_line(record(origin=plain, stages=None), now))
     assert not {"http_status", "queue_ms", "forward_ms", "trace_id"} & told.keys()
 
 
@@ -80,15 +85,19 @@ def test_a_request_id_is_the_clients_where_it_can_be_told():
 
 
 def test_only_a_process_of_the_server_can_forward_an_origin():
-    origin = rest_origin(
+    origin = RestOrigins(sampler=None, logged=True).of(
         {"x-request-id": "id with  spaces", "traceparent": TRACE}, "::ffff:1.2.3.4"
     )
     assert origin == CallOrigin("rest", "1.2.3.4", "id with  spaces", read_traceparent(TRACE))
     forwarded = forwarding(origin, "secret")
-    assert GrpcOrigins("secret").of(forwarded, "127.0.0.1") == origin
+
+    def found_by(known, metadata):
+        return GrpcOrigins(known, sampler=None, logged=True).of(metadata, lambda: "127.0.0.1")
+
+    assert found_by("secret", forwarded) == origin
     mine = (("x-request-id", "mine"),)
     for known, shown in (("secret", "secre"), ("secret", ""), ("", ""), ("", "secret")):
-        found = GrpcOrigins(known).of((*forwarding(origin, shown), *mine), "127.0.0.1")
+        found = found_by(known, (*forwarding(origin, shown), *mine))
         assert (found.protocol, found.peer, found.request_id) == ("grpc", "127.0.0.1", "mine")
 
 

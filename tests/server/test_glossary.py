@@ -36,6 +36,7 @@ def test_both_servers_have_the_same_rooms():
         "repository",
         "follow",
         "security",
+        "observe",
     }
     assert rooms <= {path.name for path in CPP.iterdir()}
 

@@ -12,6 +12,7 @@ from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import Code, InvalidRequestError, RejectReason
 from tessera.serving.server.request.decoder import RequestDecoder
 from tessera.serving.server.request.infer_decoder import InferDecoder, inputs_of
+from tessera.serving.server.request.infer_regions import RequestRegions
 from tests.kserve_messages import infer_request
 from tests.server.server_harness import feature, i32, i64, make_schema, random_request, request
 
@@ -22,7 +23,7 @@ SCHEMA = make_schema()
 def decode(message, schema=SCHEMA):
     # Through the wire, as the server gets it.
     message = ipb.ModelInferRequest.FromString(message.SerializeToString())
-    return InferDecoder(schema, LIMITS).decode(message)
+    return InferDecoder(schema, LIMITS).decode(message, RequestRegions(None))
 
 
 def refusal(message, schema=SCHEMA):

@@ -25,10 +25,6 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server import supervisor
 from tessera.serving.server.background import ServerProcess
-from tessera.serving.server.errors import Code
-from tessera.serving.server.metrics.metrics_page import MetricsPage
-from tessera.serving.server.metrics.model_metrics import ModelMetrics
-from tessera.serving.server.metrics.process_report import ProcessReporter, ProcessTotals, is_ready
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.training.models.config import TableConfig
 from tests.conformance.guarded import TOKEN, Asker, Places
@@ -38,6 +34,7 @@ from tests.kserve_messages import infer_request
 from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import parse_metrics, value
+from tests.span_collector import SpanCollector
 
 ALONE = [("grpc.use_local_subchannel_pool", 1)]
 """A channel with this has a connection of its own."""
@@ -64,9 +61,16 @@ def access_log(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(package, access_log):
+def collector():
+    with SpanCollector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(package, access_log, collector):
     flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
-    with ServerProcess([*flags, "--access-log", str(access_log)]) as running:
+    tracing = ["--otlp-endpoint", collector.url, "--trace-share", "0"]
+    with ServerProcess([*flags, *tracing, "--access-log", str(access_log)]) as running:
         yield running
         assert running.terminate() == 0
 
@@ -372,13 +376,6 @@ def test_a_slot_that_is_written_is_never_read_torn():
     writer.join()
 
 
-def counting_page(dropped=0):
-    model = ModelMetrics("m", "1")
-    metrics = MetricsPage("1", lambda: dropped)
-    metrics.add(model)
-    return metrics, model
-
-
 def lines_of(path):
     return [json.loads(line) for line in path.open()] if path.exists() else []
 
@@ -422,40 +419,22 @@ def test_every_process_writes_the_access_log_and_no_client_can_say_where_it_is(
     assert figure(server, "tessera_log_lines_dropped_total", log="access") == 0
 
 
-def test_reports_add_up_and_a_successor_goes_on_from_them():
-    one, first = counting_page(dropped=2)
-    reporter = ProcessReporter(one, b"")
-    first.observe_call(Code.OK, 0.01, samples=3)
-    first.ids = 7
-    one.unresolved.requests[Code.NOT_FOUND] += 1
-    first.memory_bytes = {("cpu", "tables"): lambda: 100, ("cpu", "buffers"): lambda: 10}
-    told = reporter.report()
-    assert not is_ready(b"")
-    assert not is_ready(told)
-    two, second = counting_page(dropped=1)
-    successor = ProcessReporter(two, told)
-    second.observe_call(Code.OK, 0.02, samples=1)
-    second.ready = True
-    second.memory_bytes = first.memory_bytes
-    told_next = successor.report()
-    assert is_ready(told_next)
-    assert json.loads(told_next)["dropped_lines"] == {"server": 3, "access": 0}
-
-    totals = ProcessTotals()
-    shown, model = counting_page()
-    for _ in range(2):  # a report replaces the one before
-        totals.take([model, shown.unresolved], shown.security, [told, b"", told_next], restarts=1)
-    assert model.requests[Code.OK] == 3
-    assert model.duration.count() == 3
-    assert model.duration.sum == pytest.approx(0.04)
-    assert (model.answered_samples, model.ids) == (3 + 3 + 1, 14)
-    assert shown.unresolved.requests[Code.NOT_FOUND] == 2
-    assert {place: read() for place, read in model.memory_bytes.items()} == {
-        ("cpu", "tables"): 100,
-        ("cpu", "buffers"): 20,
-    }
-    assert model.ready
-    assert totals.dropped_lines["server"] == 5
+def test_calls_that_are_forwarded_are_traced_where_they_are_computed(server, messages, collector):
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    body, headers = rest_request(infer_request(pb.PredictionRequest.FromString(messages[1])))
+    given = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", **headers}
+    with RestClient(f"127.0.0.1:{server.http_port}") as rest:
+        for content, status in ((body, 200), (b"{", 400)):
+            reply = rest.infer(content, given, path="/v2/models/model/infer")
+            assert reply.status == status
+    wait_until(lambda: figure(server, "tessera_spans_total", result="sent") == 6 + 1)
+    assert {span["traceId"] for span in collector.spans} == {trace}
+    whole, refused = sorted(
+        (span["attributes"] for span in collector.spans if span["kind"] == 2),
+        key=lambda told: told["http.response.status_code"],
+    )
+    assert (whole["network.peer.address"], whole["tessera.samples"]) == ("127.0.0.1", 2)
+    assert (refused["http.response.status_code"], refused["tessera.samples"]) == (400, 0)
 
 
 def test_tokens_and_certificates_guard_every_process(package, messages, tmp_path):

@@ -31,6 +31,7 @@ COUNTERS = {
     "tessera_ids_total": MODEL,
     "tessera_out_of_range_ids_total": MODEL,
     "tessera_log_lines_dropped_total": {"log"},
+    "tessera_spans_total": {"result"},
 }
 HISTOGRAMS = {
     "tessera_request_duration_seconds": MODEL,

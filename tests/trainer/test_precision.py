@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from tessera.errors import UserError
+from tessera.kernels import ops
 from tessera.training.config import load_config
 from tessera.training.modules.batch_norm import BatchNorm
 from tessera.training.modules.mlp import MLP
 from tessera.training.trained import load_trained
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.precision import (
+    NarrowPerceptron,
     check_precision,
     layers_in,
     prepare_layers,
@@ -137,6 +139,44 @@ def test_columns_of_zeros_change_no_result():
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
     changed = [name for name, part in padded[0].named_modules() if "forward" in vars(part)]
     assert changed == ["mlp._mlp.0._linear"]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_layer_with_its_relu_and_its_gradients(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    ops.load()
+    generator = torch.Generator().manual_seed(1)
+    # Small whole numbers: every sum is exact until it is rounded to bfloat16.
+    shapes = [(40, 13), (24, 13), (24,)]
+    given = [
+        torch.randint(-2, 3, shape, generator=generator).float().to(device).requires_grad_()
+        for shape in shapes
+    ]
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    found = NarrowPerceptron.apply(*given)
+    expected = torch.relu(nn.functional.linear(*wide))
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected.bfloat16())
+    grad = torch.randint(-2, 3, expected.shape, generator=generator).to(device)
+    found.backward(grad.bfloat16())
+    expected.backward(grad.double())
+    for own, other in zip(given, wide, strict=True):
+        assert own.grad.dtype == torch.float32
+        assert torch.equal(own.grad, other.grad.bfloat16().float())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_layers_with_a_relu_are_one_on_a_gpu():
+    model = prepared("bf16", torch.device("cuda")).cuda()
+    changed = {name for name, part in model.named_modules() if "forward" in vars(part)}
+    assert {"norm", "logits", "mlp._mlp.0"} <= changed
+    with layers_in("bf16", torch.device("cuda")):
+        _, hidden, logits = model(torch.randn(32, 13, device="cuda"))
+    assert hidden.grad_fn.name() == "NarrowPerceptronBackward"
+    logits.sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_what_a_cpu_has_not_is_refused(tiny_yaml, tmp_path):

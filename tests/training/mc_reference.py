@@ -75,3 +75,87 @@ class MapInADictionary:
             [*kept, *came], key=lambda entry: (entry["id"] is None, entry["id"] or 0)
         )
         return evicted
+
+
+_WORD = 2**64 - 1
+
+
+def _turned(word, bits):
+    return (word << bits | word >> (64 - bits)) & _WORD
+
+
+def _mixed(word):
+    word = (word ^ word >> 33) * 0xFF51AFD7ED558CCD & _WORD
+    word = (word ^ word >> 33) * 0xC4CEB9FE1A85EC53 & _WORD
+    return word ^ word >> 33
+
+
+def murmur(id_):
+    """MurmurHash3_x64_128 of the words ``id_`` and 0, as its author published it; both words of it, xor."""
+    first = second = 0
+    word = (id_ & _WORD) * 0x87C37B91114253D5 & _WORD
+    first ^= _turned(word, 31) * 0x4CF5AD432745937F & _WORD
+    first = (_turned(first, 27) + second) * 5 + 0x52DCE729 & _WORD
+    second = (_turned(second, 31) + first) * 5 + 0x38495AB5 & _WORD
+    first, second = first ^ 16, second ^ 16
+    first = first + second & _WORD
+    second = second + first & _WORD
+    first, second = _mixed(first), _mixed(second)
+    first = first + second & _WORD
+    return first ^ second + first & _WORD
+
+
+class PlacesInAList:
+    """A hash-based map as a list of rows, an id at a time.
+
+    ``buckets`` are (first row, rows); ``policy`` is None, "ttl" or "lru".
+    """
+
+    def __init__(self, buckets, probes, bucket_of, policy=None, reserved=0):
+        self._buckets, self._probes, self._bucket_of = buckets, probes, bucket_of
+        self._policy, self._reserved = policy, reserved
+        self.rows = {}  # row -> [id, the hour until which it stays]
+
+    def _looks_at(self, id_):
+        first, size = self._buckets[self._bucket_of(id_)]
+        size -= self._reserved
+        count = min(self._probes, size)
+        return [first + (murmur(id_) + probe) % size for probe in range(count)]
+
+    def row(self, id_):
+        for row in self._looks_at(id_):
+            if id_ != -1 and self.rows.get(row, [None])[0] == id_:
+                return row
+        if not self._reserved:
+            return self._looks_at(id_)[0]
+        first, size = self._buckets[self._bucket_of(id_)]
+        return first + size - self._reserved + murmur(id_) % self._reserved
+
+    def knows(self, id_):
+        return self.rows.get(self.row(id_), [None])[0] == id_ != -1
+
+    def train(self, ids, now=0, ttl=0):
+        """Give new ids rows; returns the rows that other ids had, ascending."""
+        evicted = []
+        for id_ in ids:
+            if self.knows(id_):
+                row = self.row(id_)
+                self.rows[row][1] = max(self.rows[row][1], now + ttl)
+        for id_ in dict.fromkeys(ids):
+            if id_ == -1 or self.knows(id_):
+                continue
+            open_ = [row for row in self._looks_at(id_) if row not in self.rows]
+            expired = [
+                row
+                for row in self._looks_at(id_)
+                if self._policy and row in self.rows and self.rows[row][1] < now
+            ]
+            if self._policy == "lru":  # sorted() keeps the order of equals
+                choice = [*open_, *sorted(expired, key=lambda row: self.rows[row][1])]
+            else:
+                choice = [row for row in self._looks_at(id_) if row in open_ or row in expired]
+            for row in choice[:1]:
+                if row in self.rows:
+                    evicted.append(row)
+                self.rows[row] = [id_, now + ttl]
+        return sorted(set(evicted))

@@ -136,12 +136,15 @@ def _work(rank: int, world_size: int, store_path: str, pipe: Connection) -> None
             return
 
 
-def _context() -> Any:
-    """How processes start: as copies of one that has imported everything; with CUDA, which a copy cannot use, anew."""
+def process_context(*preloaded: str) -> Any:
+    """How processes start: as copies of one that has imported everything; with CUDA, which a copy cannot use, anew.
+
+    ``preloaded`` are modules that it imports beside ours, unless a copy was started before.
+    """
     if uses_cuda():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *PRELOADED])
+    context.set_forkserver_preload([__name__, *PRELOADED, *preloaded])
     return context
 
 
@@ -149,7 +152,7 @@ class _Pool:
     """The processes of one world size."""
 
     def __init__(self, world_size: int) -> None:
-        context = _context()
+        context = process_context()
         self._folder = tempfile.TemporaryDirectory(prefix="tessera-ranks-")
         store = str(Path(self._folder.name) / "store")
         self._pipes: list[Connection] = []

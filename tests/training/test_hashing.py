@@ -145,3 +145,21 @@ def test_features_come_out_in_the_order_of_the_specs():
 def test_specs_that_make_no_sense_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         HashSpec(**{"name": "f", "rows": 5, "hashing": "none", **change})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_not_waited_for():
+    specs = [
+        HashSpec(name="a", rows=7, hashing="murmur3"),
+        HashSpec(name="b", rows=9, hashing="modulo"),
+    ]
+    ids = torch.arange(5)
+    own = KeyedJaggedTensor(["a", "b"], ids, lengths=torch.tensor([1, 2, 0, 2]))
+    hasher, there = FeatureHasher(specs).cuda(), own.to(torch.device("cuda"))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = hasher(there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.values().tolist() == FeatureHasher(specs)(own).values().tolist()

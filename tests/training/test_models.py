@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tessera.errors import UserError
+from tessera.kernels import ops
 from tessera.training import (
     DLRM,
     DLRM_DCN,
@@ -23,7 +24,7 @@ from tessera.training.models.dlrm import InteractionArch
 from tessera.training.models.ranking import MissingValueEncoder
 from tessera.training.modules.batch_norm import BatchNorm
 from tessera.training.modules.crossnet import LowRankCrossNet
-from tessera.training.modules.dot_interaction import DotInteraction
+from tessera.training.modules.dot_interaction import DotInteraction, NarrowInteraction
 from tessera.training.modules.mlp import MLP, Perceptron
 
 NAMES = ["a", "b", "c", "d"]
@@ -109,6 +110,46 @@ def test_dot_interaction_of_narrow_numbers():
     dots.backward(grad.double())
     assert torch.equal(found, dots.bfloat16())
     assert torch.equal(x.grad, wide.grad.bfloat16())
+
+
+@pytest.mark.parametrize("batch_size", [1, 9])
+def test_the_narrow_interaction_is_the_same_and_so_its_gradient(batch_size):
+    """By the operators that a GPU's kernels are tested against."""
+    ops.load()
+    generator = torch.Generator().manual_seed(batch_size)
+    shapes = [(batch_size, 8), (batch_size, 3, 8)]
+    narrow = [
+        torch.randint(-4, 5, shape, generator=generator).bfloat16().requires_grad_()
+        for shape in shapes
+    ]
+    wide = [x.detach().double().requires_grad_() for x in narrow]
+    assert not NarrowInteraction.takes(*narrow)  # on a CPU
+    found, expected = NarrowInteraction.apply(*narrow), InteractionArch(3)(*wide)
+    grad = torch.randint(-2, 3, expected.shape, generator=generator)
+    found.backward(grad.bfloat16())
+    expected.backward(grad.double())
+    assert torch.equal(found, expected.bfloat16())
+    for own, other in zip(narrow, wide, strict=True):
+        assert torch.equal(own.grad, other.grad.bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_takes_narrow_vectors_of_whole_16_bytes():
+    dense, sparse = torch.ones(2, 16, device="cuda"), torch.ones(2, 3, 16, device="cuda")
+    arch = InteractionArch(3)
+    assert arch.is_one_kernel(dense.bfloat16(), sparse.bfloat16())
+    assert not arch.is_one_kernel(dense, sparse)
+    assert not arch.is_one_kernel(dense.bfloat16()[:, :12], sparse.bfloat16()[..., :12])
+    # Vectors that lie apart, and a gradient that begins anywhere.
+    vectors = torch.randn(1, 5, 16, device="cuda").bfloat16().requires_grad_()
+    found = arch(vectors[:, 1], vectors[:, 2:])
+    wide = vectors.detach().double().cpu().requires_grad_()
+    expected = arch(wide[:, 1], wide[:, 2:])
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=2**-7, atol=2**-6)
+    found[:, 1:].sum().backward()
+    expected[:, 1:].sum().backward()
+    torch.testing.assert_close(vectors.grad.double().cpu(), wide.grad, rtol=2**-7, atol=2**-5)
 
 
 def test_the_cross_network_is_its_equation():

@@ -168,7 +168,8 @@ def build(rows: list[int], device: torch.device, settings: Settings, rank: int) 
         arch = sharded.module.get_submodule("model")
         record_layers(arch, partial(layers_in, settings.precision, device, caches=False))
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
-    return sharded, torch.optim.Adam(dense.values(), lr=1e-3), measured
+    optimizer = torch.optim.Adam(dense.values(), lr=1e-3, fused=device.type == "cuda")
+    return sharded, optimizer, measured
 
 
 def run_round(pipeline: Any, batches: Iterator[Any], settings: Settings) -> float:

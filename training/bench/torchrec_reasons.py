@@ -2,7 +2,9 @@
 
 _KEY_VALUE = "tables on disks and in key-value stores are not here"
 _COLLISIONS = "a map of ids is sharded beside its tables, and is not quantized with them"
-_HASH_ZCH = "`modules.mc_modules` keeps a sorted map; maps of hashed places (MPZCH) are not here"
+_HASH_ZCH = (
+    "every policy of `modules.hash_mc_evictions` has times to live, and a map has no adapter"
+)
 _PEC = "updates of rows that batches share are not held back"
 _READ_ONLY = "managed collision modules leave no id out of its bag and keep nothing else of it"
 _POOLS = "pools of tensors are not here"

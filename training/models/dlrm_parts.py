@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tessera.training.modules.dot_interaction import DotInteraction
+from tessera.training.modules.dot_interaction import DotInteraction, NarrowInteraction
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.mlp import MLP
+from tessera.training.sparse.checks import is_traced
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
@@ -93,8 +94,19 @@ class InteractionArch(nn.Module):
         """``[B, D]`` and ``[B, F, D]`` to ``[B, D + P]``, ``P = (F + 1) * F / 2``."""
         if self.num_sparse_features == 0:
             return dense_features
+        if self.is_one_kernel(dense_features, sparse_features):
+            found: Tensor = NarrowInteraction.apply(dense_features, sparse_features)  # type: ignore[no-untyped-call] # torch leaves apply untyped
+            return found
         vectors = torch.cat([dense_features.unsqueeze(1), sparse_features], dim=1)
         return torch.cat([dense_features, self.dot(vectors)], dim=1)
+
+    def is_one_kernel(self, dense_features: Tensor, sparse_features: Tensor) -> bool:
+        """Whether `forward` of these is one kernel, and so its gradient: nothing is gained by a recording."""
+        return (
+            self.num_sparse_features > 0
+            and not is_traced(dense_features, sparse_features)
+            and NarrowInteraction.takes(dense_features, sparse_features)
+        )
 
 
 class InteractionDCNArch(nn.Module):

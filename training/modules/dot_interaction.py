@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from tessera.kernels import ops
 from tessera.training.sparse.checks import is_traced
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -55,6 +57,57 @@ class _PairDots(torch.autograd.Function):
 
 def _pair_dots(x_BFD: Tensor, pairs_P: Tensor) -> Tensor:
     return torch.bmm(x_BFD, x_BFD.transpose(1, 2)).flatten(1).index_select(1, pairs_P)
+
+
+MOST_VECTORS, MOST_COLUMNS = 31, 4096
+"""Looked-up vectors of a sample, and numbers of each, that `NarrowInteraction` takes."""
+
+
+class NarrowInteraction(torch.autograd.Function):
+    """The dense vector and the pairs' products of bfloat16 vectors by a kernel, and their gradients by another.
+
+    On a GPU the vectors are read once in each direction, and nothing else is written than what is asked for;
+    torch's own operators read and write all of them some ten times, to join them, to lay them out for the product and
+    to take its gradient apart.
+
+    ``apply(dense [B, D], sparse [B, F, D]) -> [B, D + F (F + 1) / 2]``, the pairs as `DotInteraction` has them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, sparse: Tensor) -> Tensor:
+        """See the class."""
+        dense, flat = _in_place(dense), _in_place(sparse.flatten(1))
+        ctx.save_for_backward(dense, flat)
+        found: Tensor = torch.ops.tessera.dot_interaction_bf16(dense, flat)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of what `forward` was given."""
+        dense, flat = ctx.saved_tensors
+        own, others = torch.ops.tessera.dot_interaction_bf16_backward(
+            _in_place(grads[0]), dense, flat
+        )
+        return own, others.view(len(dense), -1, dense.size(1))
+
+    @staticmethod
+    def takes(dense: Tensor, sparse: Tensor) -> bool:
+        """Whether it takes vectors of this type, number and size, on their device, and it is a GPU."""
+        return (
+            dense.dtype == sparse.dtype == torch.bfloat16
+            and dense.is_cuda
+            and 1 <= sparse.size(1) <= MOST_VECTORS
+            and dense.size(1) == sparse.size(2) <= MOST_COLUMNS
+            and dense.size(1) % _WHOLE == 0
+            and ops.trains_on_gpus()
+        )
+
+
+def _in_place(tensor: Tensor) -> Tensor:
+    """``tensor`` as kernels read it: contiguous, from a multiple of 16 bytes on."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 class DotInteraction(nn.Module):

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from tessera.errors import refuse_unknown
 from tessera.training.modules.choices import Hashing, OutOfRange
-from tessera.training.sparse.checks import check_id_dtype
+from tessera.training.sparse.checks import check_id_dtype, is_traced
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-MAX_ROWS = 2**62  # twice a row must fit in int64 (see `_unsigned_remainder`)
+MAX_ROWS = 2**62  # twice a row must fit in int64 (see `unsigned_remainder`)
 
 
 def fmix64(ids: Tensor) -> Tensor:
@@ -44,10 +44,14 @@ def murmur3_rows(ids: Tensor, rows: Tensor) -> Tensor:
         ids: int64, any shape.
         rows: int64, broadcastable to ``ids``, in ``[1, 2**62]``.
     """
-    mixed = fmix64(ids)
+    return unsigned_remainder(fmix64(ids), rows)
+
+
+def unsigned_remainder(words: Tensor, rows: Tensor) -> Tensor:
+    """``words`` (int64) read as uint64, modulo ``rows`` (int64, broadcastable, in ``[1, 2**62]``)."""
     # u = 2 * half + bit with half >= 0, so u mod r = (2 * (half mod r) + bit) mod r.
-    half = (mixed >> 1) & 0x7FFFFFFFFFFFFFFF
-    return torch.remainder(torch.remainder(half, rows) * 2 + (mixed & 1), rows)
+    half = (words >> 1) & 0x7FFFFFFFFFFFFFFF
+    return torch.remainder(torch.remainder(half, rows) * 2 + (words & 1), rows)
 
 
 def hash_ids(ids: Tensor, rule: str, rows: int) -> Tensor:
@@ -128,6 +132,14 @@ def _action(spec: HashSpec) -> int:
     return _ACTIONS.index(rules[spec.hashing])
 
 
+def _of_each_id(values_F: Tensor, counts_F: Tensor, ids: Tensor) -> Tensor:
+    """The value of each id's feature."""
+    if is_traced(ids):
+        return torch.repeat_interleave(values_F, counts_F)
+    # Not told how many there are, torch would wait for the GPU to count them.
+    return torch.repeat_interleave(values_F, counts_F, output_size=ids.numel())
+
+
 class FeatureHasher(nn.Module):
     """Turns the raw ids of all features into rows in one pass over the ids.
 
@@ -193,11 +205,11 @@ class FeatureHasher(nn.Module):
         rows = self.rows_F
         if not self._one_size:
             assert counts is not None
-            rows = torch.repeat_interleave(self.rows_F, counts)
+            rows = _of_each_id(self.rows_F, counts, ids)
         if one_action:
             return _ACTIONS[next(iter(self._actions))](ids, rows)
         assert counts is not None
-        action_N = torch.repeat_interleave(self.actions_F, counts)
+        action_N = _of_each_id(self.actions_F, counts, ids)
         order = sorted(self._actions)
         result = _ACTIONS[order[0]](ids, rows)
         for action in order[1:]:

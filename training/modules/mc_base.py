@@ -25,7 +25,8 @@ class ManagedCollisionModule(nn.Module, ABC):
         device: where the map lies.
         output_segments: the row at which each part of the table begins that one rank trained, and the
             end; ``[0, rows]`` of a whole table.
-        skip_state_validation: whether a loaded state is taken without `validate_state`.
+        skip_state_validation: whether the module's state is without the bounds of these parts and the number of
+            steps, and a loaded one is taken without `validate_state`.
 
     Raises:
         ValueError: more parts than a state can tell apart.
@@ -38,19 +39,20 @@ class ManagedCollisionModule(nn.Module, ABC):
         skip_state_validation: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
     ) -> None:
         super().__init__()
+        self._output_segments = list(output_segments)
+        if skip_state_validation:
+            return
         if len(output_segments) > MAX_SEGMENTS + 1:
             raise ValueError(
                 f"output_segments has {len(output_segments) - 1} parts; a state tells "
                 f"{MAX_SEGMENTS} apart"
             )
-        self._output_segments = list(output_segments)
         self.register_buffer("_output_segments_tensor", _padded(output_segments, device))
         self.register_buffer(
             "_current_iter_tensor", torch.zeros(1, dtype=torch.int64, device=device)
         )
         self._output_segments_tensor: Tensor
         self._current_iter_tensor: Tensor
-        self._skip_state_validation = skip_state_validation
 
     @property
     def device(self) -> torch.device:
@@ -105,6 +107,25 @@ class ManagedCollisionModule(nn.Module, ABC):
     def open_slots(self) -> Tensor:
         """How many rows have no id yet, ``[1]`` int64."""
 
+    def holds_ids(self) -> bool:
+        """Whether an id has a row of its own."""
+        free = self.open_slots()
+        return not free.is_meta and int(free) != self.output_size() - 1
+
+    def range_key(self, ids: Tensor) -> Tensor:
+        """The number by which each preprocessed id ``[N]`` is sent to a rank: the id, unless a module says otherwise."""
+        return ids
+
+    def range_bounds(self, row_bounds: list[int]) -> list[int]:
+        """Where the numbers of `range_key` of each rank begin, and the end.
+
+        Args:
+            row_bounds: the first row of each rank's part of the table, and the end.
+        """
+        ranks, size = len(row_bounds) - 1, self.input_size()
+        block = -(-size // ranks)
+        return [min(block * rank, size) for rank in range(ranks + 1)]
+
     @abstractmethod
     def rebuild_with_output_id_range(
         self,
@@ -119,6 +140,13 @@ class ManagedCollisionModule(nn.Module, ABC):
             output_segments: as of the constructor, of the whole table.
             device: None: as this one.
         """
+
+
+def with_values(bag: JaggedTensor, values: Tensor) -> JaggedTensor:
+    """``values`` in the same bags."""
+    return JaggedTensor(
+        values, bag.weights_or_none(), bag.lengths_or_none(), bag.offsets_or_none(), False
+    )
 
 
 def _padded(output_segments: list[int], device: torch.device) -> Tensor:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.training.modules.id_search import find
-from tessera.training.modules.mc_base import Features, ManagedCollisionModule
+from tessera.training.modules.mc_base import Features, ManagedCollisionModule, with_values
 from tessera.training.modules.mc_evictions import MCHEvictionPolicy
-from tessera.training.sparse.jagged_tensor import JaggedTensor
 
 MAX_ID = torch.iinfo(torch.int64).max
 """Stands in the map where there is no id; as an id of a batch it never has a row of its own."""
@@ -116,7 +115,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         if hashed is None:
             return features
         return {
-            key: _with_values(bag, hashed(bag.values().long(), self._input_hash_size))
+            key: with_values(bag, hashed(bag.values().long(), self._input_hash_size))
             for key, bag in features.items()
         }
 
@@ -190,7 +189,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         ``mutate_miss_lengths`` changes nothing: no id is left out of its bag.
         """
         del mutate_miss_lengths
-        return {key: _with_values(bag, self._rows(bag.values())) for key, bag in features.items()}
+        return {key: with_values(bag, self._rows(bag.values())) for key, bag in features.items()}
 
     def _rows(self, values: Tensor) -> Tensor:
         ids = values.long()
@@ -260,8 +259,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._evicted.clear()
         if self._mch_sorted_raw_ids.is_meta:
             return
-        if not self._skip_state_validation:
-            self.validate_state()
+        self.validate_state()
         own = torch.tensor(self._output_segments, device=self.device)
         self._output_segments_tensor.fill_(-1)[: own.numel()] = own
         ids, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
@@ -297,12 +295,6 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             output_segments=output_segments,
             buckets=self._buckets,
         )
-
-
-def _with_values(bag: JaggedTensor, values: Tensor) -> JaggedTensor:
-    return JaggedTensor(
-        values, bag.weights_or_none(), bag.lengths_or_none(), bag.offsets_or_none(), False
-    )
 
 
 def _merged(ids: Tensor, replaced: Tensor, new: Tensor) -> Tensor:

@@ -60,6 +60,16 @@ class Perceptron(nn.Module):
         self._linear = nn.Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
         self._activation_fn = _activation(activation)
 
+    @property
+    def linear(self) -> nn.Linear:
+        """The layer without its activation."""
+        return self._linear
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor] | nn.Module:
+        """What follows the layer."""
+        return self._activation_fn
+
     def forward(self, tensor: Tensor) -> Tensor:
         """``[B, in_size]`` to ``[B, out_size]``."""
         result: Tensor = self._activation_fn(self._linear(tensor))

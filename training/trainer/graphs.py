@@ -6,7 +6,8 @@ MLP, interaction, top MLP) has its forward and its backward pass recorded once, 
 batch, and replayed from then on by one launch each.
 
 Recorded are passes of one shape.  Batches of another one (the last of an epoch), evaluations, the
-second use of a module within a step, and modules that take anything but tensors run as they are.  What a module draws at random is drawn anew in
+second use of a module within a step, modules that take anything but tensors, and those whose method ``is_one_kernel``
+says so of their inputs (a recording would copy these first) run as they are.  What a module draws at random is drawn anew in
 every replay.  A gradient lies where the next backward pass puts the next one, so that a step must have used it
 before: gradients are not added up over batches.
 
@@ -144,6 +145,7 @@ class RecordedForward:
         self, module: nn.Module, layers: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self._module, self._own, self._layers = module, module.forward, layers
+        self._is_one_kernel: Callable[..., bool] | None = getattr(module, "is_one_kernel", None)
         self._like: list[tuple[Any, ...]] | None = None
         self._recording: Recording | None = None
 
@@ -151,6 +153,8 @@ class RecordedForward:
         """What the module's own forward pass gives."""
         trains = self._module.training and torch.is_grad_enabled()
         if not trains or not all(isinstance(x, Tensor) for x in xs):
+            return self._own(*xs)
+        if self._is_one_kernel is not None and self._is_one_kernel(*xs):
             return self._own(*xs)
         like = [(x.shape, x.dtype, x.requires_grad) for x in xs]
         if self._like is None:

@@ -14,6 +14,9 @@ A GPU multiplies narrow numbers at full speed only where rows are multiples of 1
 with other numbers of inputs (13 dense values; 479 columns of a DLRM's interaction) are therefore given columns of
 zeros on both sides of the product, which costs a pass over the input and changes no result but
 for the order of sums.
+
+A layer with a ReLU is computed as one (`NarrowPerceptron`) on a GPU under bf16: ReLU and bias are part of the product, and
+one pass over the gradient gives both what passes back through the ReLU and the bias's share.
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from tessera.errors import UserError
+from tessera.kernels import ops
 from tessera.training.modules.batch_norm import BatchNorm
+from tessera.training.modules.mlp import Perceptron
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -109,7 +115,10 @@ def prepare_layers(
         return
     wide = {model.get_submodule(name) for name in logit_layers} if precision == "bf16" else set()
     for layer in model.modules():
-        if layer in wide or (precision == "bf16" and isinstance(layer, BatchNorm)):
+        if precision == "bf16" and device.type == "cuda" and isinstance(layer, Perceptron):
+            if ops.trains_on_gpus() and takes_perceptron(layer):
+                _replace_forward(layer, _as_one(layer))
+        elif layer in wide or (precision == "bf16" and isinstance(layer, BatchNorm)):
             _replace_forward(layer, _in_float32(layer.forward, device.type))
         elif type(layer) is nn.Linear and device.type == "cuda":
             columns = layer.in_features % WHOLE_COLUMNS
@@ -140,3 +149,56 @@ def _with_zeros(layer: nn.Linear, columns: int) -> Callable[[Tensor], Tensor]:
         )
 
     return padded
+
+
+class NarrowPerceptron(torch.autograd.Function):
+    """``relu(x weight' + bias)`` in bfloat16, products and sums of gradients in float32.
+
+    ``apply(x [B, K], weight [N, K], bias [N]) -> [B, N]`` with N a multiple of 8; weights and what they get as gradients
+    are float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """See the class."""
+        ctx.columns = weight.size(1)
+        added = (0, -ctx.columns % WHOLE_COLUMNS)
+        x, weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+        if added[1]:
+            x, weight = functional.pad(x, added), functional.pad(weight, added)
+        y = torch._addmm_activation(bias.to(torch.bfloat16), x, weight.t())  # noqa: SLF001 (torch's only product with a ReLU)
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """The gradients of what `forward` was given."""
+        x, weight, y = ctx.saved_tensors
+        passed, of_bias = torch.ops.tessera.relu_backward_bf16(grads[0].contiguous(), y)
+        of_weight = passed.t() @ x
+        of_x = (passed @ weight)[:, : ctx.columns] if ctx.needs_input_grad[0] else None
+        return of_x, of_weight[:, : ctx.columns].float(), of_bias
+
+
+def takes_perceptron(layer: Perceptron) -> bool:
+    """Whether `NarrowPerceptron` computes ``layer``."""
+    linear = layer.linear
+    return (
+        layer.activation is torch.relu
+        and linear.bias is not None
+        and linear.out_features % WHOLE_COLUMNS == 0
+    )
+
+
+def _as_one(layer: Perceptron) -> Callable[[Tensor], Tensor]:
+    own = layer.forward
+
+    def forward(x: Tensor) -> Tensor:
+        if x.dim() != 2:
+            return own(x)
+        linear = layer.linear
+        result: Tensor = NarrowPerceptron.apply(x, linear.weight, linear.bias)  # type: ignore[no-untyped-call] # torch leaves apply untyped
+        return result
+
+    return forward

@@ -5,6 +5,12 @@ values of the rows that any rank has touched, and the dense part, and hands them
 knows what a commit is.  The first commit of a process compares all rows: whatever was published before, by
 this run or another, the log ends in the state that is trained here.
 
+The order around a checkpoint is: the commit of its step, then the checkpoint's file, then the commit that
+describes it, which `tessera compact` needs.  Servers have the state before the checkpoint takes its time.  A
+process may be ended between any two of them.  Before the file is there, nothing is missing: the run goes on
+from the checkpoint before, and so does the log.  Behind it the description is missing, and a run that is resumed
+from that file writes it before it trains (`Publishing.after_resume`).
+
 Legend: D columns of a table, n rows.
 """
 
@@ -29,6 +35,7 @@ from tessera.training.distributed.tables.caches import tell_caches
 from tessera.training.distributed.tables.delta_tracker import DeltaTracker
 from tessera.training.models.ranking import RankingModel
 from tessera.training.trainer.assembly import Assembly
+from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
 
 _CHUNK_ELEMENTS = 1 << 22
 """Numbers of a table that are gathered at a time."""
@@ -87,8 +94,12 @@ class StateWriter(Protocol):
         """
         ...
 
+    def describes(self, path: Path) -> bool:
+        """Whether `checkpoint` was called last with this one, by this process or one before it."""
+        ...
+
     def checkpoint(self, path: Path, *, newest_example_s: float | None) -> None:
-        """The state that was just committed is that of a checkpoint.
+        """The state that is published is to be that of a checkpoint, and to be described as its package.
 
         Raises:
             UserError: it cannot be packaged or written.
@@ -167,17 +178,28 @@ class Publishing:
         if due:
             self._commit(step, newest_example_s())
 
-    def after_save(self, path: Path, step: int, newest_example_s: float | None) -> None:
-        """Publish the state of the checkpoint that was just written."""
+    def after_save(self, folder: Path, step: int, newest_example_s: float | None) -> None:
+        """Publish the state of the checkpoint of ``step`` in ``folder``, which was just written."""
         if self._last_step != step or not self._synced:
             self._commit(step, newest_example_s)
+        self._ranks.on_first(
+            lambda: self._describe(find_checkpoint(folder, step), newest_example_s)
+        )
 
-        def describe() -> None:
-            if self._writer is not None:
-                with torch.random.fork_rng(devices=[]):
-                    self._writer.checkpoint(path, newest_example_s=newest_example_s)
+    def after_resume(self, folder: Path, newest_example_s: float | None) -> None:
+        """Publish the checkpoint that was resumed from, where a process before this one was ended before it had."""
 
-        self._ranks.on_first(describe)
+        def complete() -> None:
+            path = latest_checkpoint(folder)
+            if path is not None and self._writer is not None and not self._writer.describes(path):
+                self._describe(path, newest_example_s)
+
+        self._ranks.on_first(complete)
+
+    def _describe(self, path: Path, newest_example_s: float | None) -> None:
+        assert self._writer is not None
+        with torch.random.fork_rng(devices=[]):
+            self._writer.checkpoint(path, newest_example_s=newest_example_s)
 
     def _commit(self, step: int, newest_example_s: float | None) -> None:
         if self._synced and self._ranks.on_first(

@@ -255,6 +255,7 @@ class _Run:
             )
             if publishing is not None:
                 loop.save = lambda: self._save_and_publish(progress, publishing, loop)
+                publishing.after_resume(self.folder.checkpoints, loop.newest_example_s())
             return loop.run()
 
     def _publishing(self, stack: contextlib.ExitStack) -> Publishing | None:
@@ -282,8 +283,7 @@ class _Run:
         self, progress: Progress, publishing: Publishing, loop: TrainingLoop
     ) -> None:
         self._save(progress)
-        path = find_checkpoint(self.folder.checkpoints, progress.step)
-        publishing.after_save(path, progress.step, loop.newest_example_s())
+        publishing.after_save(self.folder.checkpoints, progress.step, loop.newest_example_s())
 
     def _restore(self) -> Progress:
         """Load the latest checkpoint, if there is one; returns where to begin."""

@@ -9,6 +9,7 @@ std::string_view code_name(Code code) {
     case Code::kInvalidArgument: return "INVALID_ARGUMENT";
     case Code::kDeadlineExceeded: return "DEADLINE_EXCEEDED";
     case Code::kNotFound: return "NOT_FOUND";
+    case Code::kAlreadyExists: return "ALREADY_EXISTS";
     case Code::kResourceExhausted: return "RESOURCE_EXHAUSTED";
     case Code::kFailedPrecondition: return "FAILED_PRECONDITION";
     case Code::kUnimplemented: return "UNIMPLEMENTED";

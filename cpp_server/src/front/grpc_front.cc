@@ -22,14 +22,16 @@ namespace {
 constexpr std::int64_t kOtherDescriptors = 64;
 constexpr std::int64_t kLeastConnections = 16;
 
-// No more connections than there are descriptors for.
-http2::Limits within_the_systems(http2::Limits limits) {
+// No more connections than there are descriptors for, beside those of regions in `memory`.
+http2::Limits within_the_systems(http2::Limits limits, const SharedMemory* memory) {
   rlimit open_files{};
   if (::getrlimit(RLIMIT_NOFILE, &open_files) != 0 || open_files.rlim_cur == RLIM_INFINITY) {
     return limits;
   }
-  const std::int64_t room = std::max(
-      kLeastConnections, static_cast<std::int64_t>(open_files.rlim_cur) - kOtherDescriptors);
+  const std::int64_t others =
+      kOtherDescriptors + (memory == nullptr ? 0 : memory->limits().descriptors);
+  const std::int64_t room =
+      std::max(kLeastConnections, static_cast<std::int64_t>(open_files.rlim_cur) - others);
   limits.max_connections = static_cast<int>(std::min<std::int64_t>(limits.max_connections, room));
   return limits;
 }
@@ -48,7 +50,9 @@ struct GrpcFront::State {
     table.add("/predictor.Predictor/Predict",
               make_scoring_method(context, *server, loop, &make_predict_protocol));
     table.add("/inference.GRPCInferenceService/ModelInfer",
-              make_scoring_method(context, *server, loop, &make_infer_protocol));
+              make_scoring_method(context, *server, loop, [memory = context.shared_memory] {
+                return make_infer_protocol(memory);
+              }));
     add_kserve_methods(metadata, table);
     health.add_to(server->loop(loop), table);
     add_reflection_methods(table);
@@ -73,7 +77,7 @@ GrpcFront::~GrpcFront() {
 
 int GrpcFront::start(const GrpcOptions& options, int threads) {
   State& state = *state_;
-  state.limits = within_the_systems(options.limits);
+  state.limits = within_the_systems(options.limits, state.context.shared_memory);
   state.sockets = ListeningSocket::on_every_address(options.host, options.port, "gRPC", "--port");
   state.server.emplace(state.limits, state.counters, threads, options.gate, options.tls);
   for (std::size_t i = 0; i < state.server->loops(); ++i) state.add_methods(i);

@@ -112,6 +112,7 @@ Status KserveMetadata::answer(const inference::ServerMetadataRequest&,
                                 "schedule_policy", "statistics"}) {
     response.add_extensions(extension);
   }
+  if (has_shared_memory()) response.add_extensions("system_shared_memory");
   return {};
 }
 
@@ -246,6 +247,38 @@ Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
     entry.set_traffic_percent(known.percent);
     entry.set_shadow(known.shadow);
     entry.set_load_progress(known.progress);
+  }
+  return {};
+}
+
+Status KserveMetadata::answer(const inference::SystemSharedMemoryStatusRequest& request,
+                              inference::SystemSharedMemoryStatusResponse& response) const {
+  std::vector<SharedRegionFacts> found;
+  Status status = facts_.shared_memory->list(request.name(), found);
+  for (const SharedRegionFacts& each : found) {
+    auto& region = (*response.mutable_regions())[each.name];
+    region.set_name(each.name);
+    region.set_key(each.key);
+    region.set_offset(each.offset);
+    region.set_byte_size(each.byte_size);
+  }
+  return status;
+}
+
+Status KserveMetadata::answer(const inference::SystemSharedMemoryRegisterRequest& request,
+                              inference::SystemSharedMemoryRegisterResponse& /*response*/) const {
+  return facts_.shared_memory->add({.name = request.name(),
+                                    .key = request.key(),
+                                    .offset = request.offset(),
+                                    .byte_size = request.byte_size()});
+}
+
+Status KserveMetadata::answer(const inference::SystemSharedMemoryUnregisterRequest& request,
+                              inference::SystemSharedMemoryUnregisterResponse& /*response*/) const {
+  if (request.name().empty()) {
+    facts_.shared_memory->remove_all();
+  } else {
+    facts_.shared_memory->remove(request.name());
   }
   return {};
 }

@@ -34,6 +34,15 @@ class KserveMetadata {
   Status answer(const inference::RepositoryIndexRequest& request,
                 inference::RepositoryIndexResponse& response) const;
 
+  // Whether the next three may be called: there is shared memory.
+  bool has_shared_memory() const { return facts_.shared_memory != nullptr; }
+  Status answer(const inference::SystemSharedMemoryStatusRequest& request,
+                inference::SystemSharedMemoryStatusResponse& response) const;
+  Status answer(const inference::SystemSharedMemoryRegisterRequest& request,
+                inference::SystemSharedMemoryRegisterResponse& response) const;
+  Status answer(const inference::SystemSharedMemoryUnregisterRequest& request,
+                inference::SystemSharedMemoryUnregisterResponse& response) const;
+
   // These lead to one call of `done`, from any thread, perhaps before they return.
   void begin(const inference::RepositoryModelLoadRequest& request,
              RepositoryControl::Done done) const;

@@ -40,6 +40,13 @@ void add_kserve_methods(const KserveMetadata& metadata, http2::MethodTable& tabl
   add<RepositoryIndexRequest, RepositoryIndexResponse>("RepositoryIndex", metadata, table);
   add_later<RepositoryModelLoadRequest>("RepositoryModelLoad", metadata, table);
   add_later<RepositoryModelUnloadRequest>("RepositoryModelUnload", metadata, table);
+  if (!metadata.has_shared_memory()) return;
+  add<SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse>("SystemSharedMemoryStatus",
+                                                                         metadata, table);
+  add<SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse>(
+      "SystemSharedMemoryRegister", metadata, table);
+  add<SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse>(
+      "SystemSharedMemoryUnregister", metadata, table);
 }
 
 }  // namespace tessera

@@ -6,6 +6,15 @@
 #include "common/text.h"
 
 namespace tessera {
+namespace {
+
+// The label under which it is counted that a request's tensors were refused with `status`.
+RejectReason reason_of(const Status& status) {
+  return status.code == Code::kResourceExhausted ? RejectReason::kQueueFull
+                                                 : RejectReason::kInvalid;
+}
+
+}  // namespace
 
 void PredictCall::start(Bytes message) {
   began_ = context_.clock.now();
@@ -30,15 +39,17 @@ void PredictCall::start(Bytes message) {
 }
 
 void PredictCall::begin_record() {
-  if (context_.access == nullptr) return;
+  told_ = false;
+  if (context_.observer == nullptr) return;
   try {
     if (record_ == nullptr) record_ = std::make_unique<CallRecord>();
+    if (!context_.observer->begin(trace_header(), *record_)) return;
     record_->timings.reset();
     record_->method = protocol_->method_name();
     tell_origin(*record_);
+    told_ = true;
   } catch (const std::bad_alloc&) {  // the call goes on
-    record_.reset();
-    context_.access->drop_line();
+    context_.observer->drop();
   }
 }
 
@@ -83,7 +94,7 @@ void PredictCall::parse_and_submit(Bytes message) {
   }
   status = protocol_->decode(*model_, began_, *this);
   if (!status.ok()) {
-    fail({status, RejectReason::kInvalid});
+    fail({status, reason_of(status)});
     return;
   }
   decoded_ = true;
@@ -115,7 +126,7 @@ std::unique_ptr<ShadowCall> PredictCall::copy_for_shadow(Bytes message, std::str
     std::shared_ptr<ServedModel> shadow = context_.registry.shadow(model_->name(), key);
     if (shadow == nullptr || shadow == model_) return nullptr;
     auto metrics = context_.shadows->of(model_->name(), model_->version(), shadow->version());
-    return ShadowCall::copy(message, protocol_->another(), std::move(shadow), std::move(metrics),
+    return ShadowCall::copy(message, *protocol_, std::move(shadow), std::move(metrics),
                             context_.budget);
   } catch (const std::bad_alloc&) {  // the client's call goes on
     return nullptr;
@@ -177,6 +188,13 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
       .model_version = model_->version(),
       .timings = timings,
       .commit = model_->commit_lock() == nullptr ? std::nullopt : std::optional(commit())};
+  if (!cancelled.load(std::memory_order_relaxed)) {
+    const Status status = protocol_->write_elsewhere(parts);
+    if (!status.ok()) {
+      fail({status, reason_of(status)});
+      return;
+    }
+  }
   const std::size_t bytes = protocol_->response_bytes(parts);
   std::byte* reply = nullptr;
   try {
@@ -186,9 +204,13 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
     return;
   }
   protocol_->write(parts, reply);
+  protocol_->end_call();
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
-  if (record_ != nullptr) record_->timings = timings;
+  if (told_) {
+    record_->timings = timings;
+    record_->encode = encoded - encoding;
+  }
   if (cancelled.load(std::memory_order_relaxed)) {
     count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded
                                                         : Code::kCancelled);
@@ -210,8 +232,9 @@ void PredictCall::fail(const Refusal& refusal) {
   }
   ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
   if (refusal.reason.has_value()) metrics.count_rejected(*refusal.reason);
-  if (record_ != nullptr) record_->timings.reset();
+  if (told_) record_->timings.reset();
   count(refusal.status.code);
+  protocol_->end_call();
   release_request();
   model_.reset();
   refuse(refusal.status);
@@ -232,7 +255,7 @@ void PredictCall::count(Code code) {
 }
 
 void PredictCall::tell(const ModelMetrics& metrics, Code code, Duration took) {
-  if (record_ == nullptr) return;
+  if (!told_) return;
   record_->model = metrics.model;
   record_->version = metrics.version;
   record_->samples = decoded_ ? request.samples : 0;
@@ -240,7 +263,7 @@ void PredictCall::tell(const ModelMetrics& metrics, Code code, Duration took) {
   record_->code = code;
   record_->http_status = http_status(code);
   record_->took = took;
-  context_.access->write(*record_);
+  context_.observer->tell(*record_);
 }
 
 void PredictCall::count_refused(const Status& status) {

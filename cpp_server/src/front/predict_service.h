@@ -1,8 +1,8 @@
 // A call for scores between its bytes and its model, without a transport: parse, find the model,
 // check, submit; and on the way back count and encode. wire_protocol.h has what differs between
 // Predict and ModelInfer. Every call ends in exactly one count of tessera_requests_total and, when
-// it was refused, one of tessera_rejected_total; where there is an access log, each of these counts
-// is one line of it.
+// it was refused, one of tessera_rejected_total; each of these counts
+// is told to the observer, where there is one.
 //
 // Contract: start is called once per use of a PredictCall, from any thread, and does not
 // block; send_reply (after begin_reply) or refuse is called exactly once after it, from any
@@ -26,7 +26,7 @@
 #include "metrics/model_metrics.h"
 #include "metrics/shadow_list.h"
 #include "model/registry.h"
-#include "observe/access_log.h"
+#include "observe/call_observer.h"
 #include "observe/call_record.h"
 #include "request/wire.h"
 #include "server/log.h"
@@ -41,9 +41,10 @@ struct PredictContext {
   ByteBudget& budget;
   const Clock& clock;
   const Log& log;
-  ShadowList* shadows = nullptr;     // null: no model has a shadow
-  RecentRequests* recent = nullptr;  // null: no version will come
-  AccessLog* access = nullptr;       // null: there is none
+  ShadowList* shadows = nullptr;          // null: no model has a shadow
+  RecentRequests* recent = nullptr;       // null: no version will come
+  CallObserver* observer = nullptr;       // null: nothing is told of single calls
+  SharedMemory* shared_memory = nullptr;  // null: tensors come in messages alone
 };
 
 class PredictCall : public PendingRequest {
@@ -66,15 +67,18 @@ class PredictCall : public PendingRequest {
   // else the address of its peer. Only called by start.
   virtual std::string_view caller() = 0;
 
-  // Fills in where the call comes from. Only called by start and count_refused, where there is an
-  // access log.
+  // The call's traceparent header; empty: it has none. Only called by start and count_refused.
+  virtual std::string_view trace_header() = 0;
+
+  // Fills in where the call comes from. Only called by start and count_refused, where the call is
+  // told of.
   virtual void tell_origin(CallRecord& record) = 0;
 
   // HTTP's status for `code`; 0: the call did not come over HTTP/1.1.
   virtual int http_status(Code /*code*/) const { return 0; }
 
-  // What the access log is told of this use of the call; null: there is none, or no memory for it.
-  const CallRecord* record() const { return record_.get(); }
+  // What is told of this use of the call; null: nothing, or there is no memory for it.
+  const CallRecord* record() const { return told_ ? record_.get() : nullptr; }
 
   // Hands this decoded request to its model.
   virtual void submit_to(const std::shared_ptr<ServedModel>& model) = 0;
@@ -121,7 +125,8 @@ class PredictCall : public PendingRequest {
   TimePoint began_{};
   std::shared_ptr<ShadowComparison> comparison_;  // with the shadow's scores; null: there are none
   std::shared_ptr<ServedModel> model_;            // until it has been answered
-  std::unique_ptr<CallRecord> record_;
+  std::unique_ptr<CallRecord> record_;            // kept for the next use
+  bool told_ = false;                             // record_ is of this use
 };
 
 }  // namespace tessera

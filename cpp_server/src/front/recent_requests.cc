@@ -57,17 +57,18 @@ bool RecentRequests::due() {
 }
 
 void RecentRequests::add(const std::string& model, Bytes message, const WireProtocol& protocol) {
-  if (message.size() > kMostBytes) return;
+  const std::size_t bytes = protocol.copy_bytes(message);
+  if (bytes > kMostBytes) return;
   auto recent = std::make_shared<RecentRequest>();
-  recent->message.assign(message.begin(), message.end());
+  recent->message = protocol.copy(message);
   recent->protocol = protocol.another();
   std::shared_ptr<const RecentRequest> kept_now = std::move(recent);  // or what goes, at the end
   const MutexLock lock(mutex_);
   Kept& kept = models_[model];
   auto& place = kept.last[kept.next];
   const std::size_t before = place == nullptr ? 0 : place->message.size();
-  if (bytes_ - before + message.size() > kAllBytes) return;
-  bytes_ += message.size() - before;
+  if (bytes_ - before + bytes > kAllBytes) return;
+  bytes_ += bytes - before;
   kept.next = (kept.next + 1) % kKept;
   place.swap(kept_now);
 }

@@ -44,7 +44,7 @@ class RecentRequests {
   // Whether the calling thread's next request is one of those that are kept.
   static bool due();
 
-  // Keeps a copy of `message` to `model`, which `protocol` has read; not where
+  // Keeps a copy of `message` to `model`, which `protocol` has decoded; not where
   // it is too large.
   void add(const std::string& model, Bytes message, const WireProtocol& protocol);
 

@@ -83,6 +83,7 @@ int http_status_of(Code code) {
     case Code::kFailedPrecondition: return 400;
     case Code::kUnauthenticated: return 401;
     case Code::kNotFound: return 404;
+    case Code::kAlreadyExists: return 409;
     case Code::kResourceExhausted: return 429;
     case Code::kCancelled: return 499;
     case Code::kUnavailable: return 503;

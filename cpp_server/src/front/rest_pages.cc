@@ -13,6 +13,7 @@
 #include "common/text.h"
 #include "front/kserve_metadata.h"
 #include "front/repository_http.h"
+#include "front/shared_memory_http.h"
 #include "request/utf8.h"
 
 namespace tessera {
@@ -30,25 +31,6 @@ HttpAnswer json_answer(int status, const Json& json) {
   return {.status = status,
           .content_type = "application/json",
           .body = json.dump(-1, ' ', false, Json::error_handler_t::replace)};
-}
-
-// `part` of a path with its %-escapes replaced; what is not one stays.
-std::string unquoted(std::string_view part) {
-  std::string made;
-  for (std::size_t at = 0; at < part.size(); ++at) {
-    unsigned char byte = 0;
-    if (part[at] == '%' && at + 2 < part.size()) {
-      const char* const digits = part.data() + at + 1;
-      const auto [end, error] = std::from_chars(digits, digits + 2, byte, 16);
-      if (error == std::errc() && end == digits + 2) {
-        made += static_cast<char>(byte);
-        at += 2;
-        continue;
-      }
-    }
-    made += part[at];
-  }
-  return made;
 }
 
 Json as_json(const Message& message);
@@ -162,6 +144,24 @@ HttpAnswer model_page(const KserveMetadata& metadata, const ModelPath& asked) {
 
 }  // namespace
 
+std::string unquoted(std::string_view part) {
+  std::string made;
+  for (std::size_t at = 0; at < part.size(); ++at) {
+    unsigned char byte = 0;
+    if (part[at] == '%' && at + 2 < part.size()) {
+      const char* const digits = part.data() + at + 1;
+      const auto [end, error] = std::from_chars(digits, digits + 2, byte, 16);
+      if (error == std::errc() && end == digits + 2) {
+        made += static_cast<char>(byte);
+        at += 2;
+        continue;
+      }
+    }
+    made += part[at];
+  }
+  return made;
+}
+
 bool is_rest_path(std::string_view path) {
   return path.starts_with(kRoot) && (path.size() == kRoot.size() || path[kRoot.size()] == '/');
 }
@@ -206,12 +206,26 @@ HttpAnswer rest_page(const ServerFacts& facts, const std::string& path) {
     const auto [status, told] = tell<ModelStatisticsResponse>(metadata, ModelStatisticsRequest());
     return answer_of(status, told);
   }
+  if (metadata.has_shared_memory() && is_shared_memory_path(path)) {
+    return shared_memory_page(facts, path);
+  }
   const auto asked = read_model_path(path);
   if (asked.has_value() && asked->verb == "infer") {
     return json_refusal(405, path + " is asked with POST");
   }
   if (asked.has_value()) return model_page(metadata, *asked);
   return json_refusal(404, text("there is no ", path, "; docs/rest.md has the paths"));
+}
+
+void answer_rest_post(const ServerFacts& facts, const HttpRequest& request, HttpDone done) {
+  const std::string& path = request.head.path;
+  if (facts.shared_memory != nullptr && is_shared_memory_path(path)) {
+    done(answer_shared_memory_post(facts, request));
+  } else if (is_rest_path(path) && !path.starts_with("/v2/repository/")) {
+    done(json_refusal(405, path + " is asked with GET"));
+  } else {
+    answer_repository_post(facts, request, std::move(done));
+  }
 }
 
 }  // namespace tessera

@@ -26,10 +26,17 @@ struct ModelPath {
 // not be UTF-8.
 std::optional<ModelPath> read_model_path(std::string_view path);
 
+// `part` of a path with its %-escapes replaced; what is not one stays.
+std::string unquoted(std::string_view part);
+
 // Whether `path` is REST's.
 bool is_rest_path(std::string_view path);
 
 // The answer to GET of a path of REST's.
 HttpAnswer rest_page(const ServerFacts& facts, const std::string& path);
+
+// Answers POST of a path that does not ask for scores. What `facts` refers to outlives every call
+// of `done`.
+void answer_rest_post(const ServerFacts& facts, const HttpRequest& request, HttpDone done);
 
 }  // namespace tessera

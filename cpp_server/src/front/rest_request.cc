@@ -207,6 +207,13 @@ std::string contents_of(const std::string& name, std::string_view datatype, cons
   return contents;
 }
 
+// Whether a tensor's parameters say that it is in shared memory.
+bool in_shared_memory(const Json& parameters) {
+  return parameters.contains("shared_memory_region") ||
+         parameters.contains("shared_memory_offset") ||
+         parameters.contains("shared_memory_byte_size");
+}
+
 void add_input(const Json& given, std::size_t at, BinaryReader& reader,
                ModelInferRequest& message) {
   const std::string name = string_of(find(given, "name"), text("inputs[", at, "].name"));
@@ -224,6 +231,11 @@ void add_input(const Json& given, std::size_t at, BinaryReader& reader,
   const Json& parameters = object_of(find(given, "parameters"), named + ": parameters");
   add_parameters(*tensor.mutable_parameters(), parameters, "binary_data_size");
   const Json* const data = find(given, "data");
+  const bool placed = in_shared_memory(parameters);
+  if (placed && (data != nullptr || parameters.contains("binary_data_size"))) {
+    refuse(named, " has data and shared memory, expected only one of the two");
+  }
+  if (placed) return;
   if (const Json* const size = find(parameters, "binary_data_size"); size != nullptr) {
     if (data != nullptr) {
       refuse(named, " has data and binary_data_size, expected only one of the two");
@@ -234,9 +246,6 @@ void add_input(const Json& given, std::size_t at, BinaryReader& reader,
     message.add_raw_input_contents(std::string(reader.take(name, size->get<std::uint64_t>())));
   } else if (data != nullptr) {
     message.add_raw_input_contents(contents_of(name, tensor.datatype(), *data, shape));
-  } else if (std::any_of(parameters.items().begin(), parameters.items().end(),
-                         [](const auto& one) { return one.key().starts_with("shared_memory_"); })) {
-    message.add_raw_input_contents();  // refused where gRPC's are
   } else {
     refuse(named, " has neither data nor binary_data_size");
   }
@@ -252,6 +261,7 @@ void add_output(const Json& given, std::size_t at, RestEncodings& encodings,
   auto& output = *message.add_outputs();
   output.set_name(name);
   add_parameters(*output.mutable_parameters(), parameters, "binary_data");
+  if (in_shared_memory(parameters)) encodings.placed.insert(name);
 }
 
 void read_body(const Json& json, BinaryReader& reader, ModelInferRequest& message,

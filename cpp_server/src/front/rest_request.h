@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -19,10 +20,11 @@
 
 namespace tessera {
 
-// Which outputs the client wants as binary data.
+// Which outputs the client wants as binary data, and which in shared memory.
 struct RestEncodings {
   bool all = false;  // those that are not in `named`
   std::map<std::string, bool, std::less<>> named;
+  std::set<std::string, std::less<>> placed;
 
   bool binary(std::string_view output) const {
     const auto found = named.find(output);

@@ -68,13 +68,15 @@ HttpAnswer rest_answer(std::string_view message, const RestEncodings& encodings)
     json += "{\"name\":" + quoted(output.name()) + ",\"datatype\":" + quoted(output.datatype()) +
             ",\"shape\":[";
     for (int i = 0; i < output.shape_size(); ++i) json += text(i > 0 ? "," : "", output.shape(i));
-    json += "],";
-    if (encodings.binary(output.name())) {
-      json += text("\"parameters\":{\"binary_data_size\":", raw.size(), "}}");
+    json += ']';
+    if (encodings.placed.contains(output.name())) {
+      json += '}';
+    } else if (encodings.binary(output.name())) {
+      json += text(",\"parameters\":{\"binary_data_size\":", raw.size(), "}}");
       binary += raw;
       any_binary = true;
     } else {
-      json += "\"data\":";
+      json += ",\"data\":";
       add_numbers(raw, json);
       json += '}';
     }

@@ -85,7 +85,7 @@ class RestCall final : public PredictCall,
                        public std::enable_shared_from_this<RestCall> {
  public:
   RestCall(RestService& service, HttpRequest asked, HttpDone done)
-      : PredictCall(service.context_, make_infer_protocol()),
+      : PredictCall(service.context_, make_infer_protocol(service.context_.shared_memory)),
         service_(service),
         share_(service.context_.budget.limit() / kConnectionShare),
         asked_(std::move(asked)),
@@ -143,12 +143,11 @@ class RestCall final : public PredictCall,
     give(refusal_of(status));
   }
   std::string_view caller() override { return caller_; }
+  std::string_view trace_header() override { return asked_.head.traceparent; }
   void tell_origin(CallRecord& record) override {
     record.protocol = "rest";
     record.peer = asked_.peer;
     choose_request_id(asked_.head.request_id, record.request_id);
-    const auto parent = read_traceparent(asked_.head.traceparent);
-    record.trace_id = parent.has_value() ? parent->trace_id : std::string_view();
   }
   int http_status(Code code) const override {
     if (unfit_status_ != 0) return unfit_status_;
@@ -202,7 +201,7 @@ class RestCall final : public PredictCall,
 
   void give(HttpAnswer answer) {
     answer.held = shared_from_this();
-    if (record() != nullptr) answer.request_id = record()->request_id;
+    if (record() != nullptr && record()->logged) answer.request_id = record()->request_id;
     const HttpDone done = std::exchange(done_, nullptr);
     done(std::move(answer));
   }

@@ -42,6 +42,7 @@ class ScoringCall final : public PredictCall, public http2::Call {
   void send_reply() override { finish({}); }
   void refuse(const Status& status) override;
   std::string_view caller() override { return request_id().empty() ? peer() : request_id(); }
+  std::string_view trace_header() override { return traceparent(); }
   void tell_origin(CallRecord& record) override;
   void submit_to(const std::shared_ptr<ServedModel>& model) override;
   ByteShare& connection_share() override { return Call::connection_share(); }
@@ -60,7 +61,7 @@ class ScoringMethod final : public http2::Method, private http2::EventLoop::Defe
         counters_(server.counters()),
         loop_(server.loop(loop)),
         loop_index_(loop),
-        make_protocol_(make_protocol) {}
+        make_protocol_(std::move(make_protocol)) {}
 
   http2::Call& begin(http2::EventLoop& loop) override {
     if (free_.empty()) return *new ScoringCall(context_, make_protocol_(), loop, *this);
@@ -100,9 +101,7 @@ void ScoringCall::tell_origin(CallRecord& record) {
   record.protocol = "grpc";
   record.peer = peer();
   choose_request_id(request_id(), record.request_id);
-  const auto parent = read_traceparent(traceparent());
-  record.trace_id = parent.has_value() ? parent->trace_id : std::string_view();
-  tell_request_id(record.request_id);
+  if (record.logged) tell_request_id(record.request_id);
 }
 
 void ScoringCall::submit_to(const std::shared_ptr<ServedModel>& model) {
@@ -133,7 +132,7 @@ bool ScoringCall::release_request() {
 std::unique_ptr<http2::Method> make_scoring_method(const PredictContext& context,
                                                    http2::Server& server, std::size_t loop,
                                                    MakeProtocol make_protocol) {
-  return std::make_unique<ScoringMethod>(context, server, loop, make_protocol);
+  return std::make_unique<ScoringMethod>(context, server, loop, std::move(make_protocol));
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "front/predict_service.h"
@@ -15,7 +16,7 @@
 
 namespace tessera {
 
-using MakeProtocol = std::unique_ptr<WireProtocol> (*)();
+using MakeProtocol = std::function<std::unique_ptr<WireProtocol>()>;
 
 std::unique_ptr<http2::Method> make_scoring_method(const PredictContext& context,
                                                    http2::Server& server, std::size_t loop,

@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "model/registry.h"
 #include "repository/control.h"
+#include "request/shared_memory.h"
 
 namespace tessera {
 
@@ -18,6 +19,7 @@ struct ServerFacts {
   std::string version;
   std::function<bool()> draining;
   RepositoryControl* repository = nullptr;  // null: there is none
+  SharedMemory* shared_memory = nullptr;    // null: the calls about it are not answered
 };
 
 }  // namespace tessera

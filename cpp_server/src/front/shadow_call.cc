@@ -65,23 +65,23 @@ void ShadowComparison::ended(ShadowResult result) {
   metrics_->count(result);
 }
 
-std::unique_ptr<ShadowCall> ShadowCall::copy(Bytes message, std::unique_ptr<WireProtocol> protocol,
+std::unique_ptr<ShadowCall> ShadowCall::copy(Bytes message, const WireProtocol& protocol,
                                              std::shared_ptr<ServedModel> shadow,
                                              std::shared_ptr<ShadowMetrics> metrics,
                                              ByteBudget& budget) {
-  const auto bytes = static_cast<std::int64_t>(message.size());
+  const auto bytes = static_cast<std::int64_t>(protocol.copy_bytes(message));
   if (busy(*shadow) || budget.held() + bytes > budget.limit() / kFreeShare) {
     metrics->count(ShadowResult::kDropped);
     return nullptr;
   }
-  return std::unique_ptr<ShadowCall>(
-      new ShadowCall(message, std::move(protocol), std::move(shadow), std::move(metrics), budget));
+  return std::unique_ptr<ShadowCall>(new ShadowCall(protocol.copy(message), protocol.another(),
+                                                    std::move(shadow), std::move(metrics), budget));
 }
 
-ShadowCall::ShadowCall(Bytes message, std::unique_ptr<WireProtocol> protocol,
+ShadowCall::ShadowCall(std::vector<std::byte> message, std::unique_ptr<WireProtocol> protocol,
                        std::shared_ptr<ServedModel> shadow, std::shared_ptr<ShadowMetrics> metrics,
                        ByteBudget& budget)
-    : message_(message.begin(), message.end()),
+    : message_(std::move(message)),
       protocol_(std::move(protocol)),
       shadow_(std::move(shadow)),
       comparison_(std::make_shared<ShadowComparison>(std::move(metrics))),

@@ -53,9 +53,9 @@ class ShadowComparison {
 
 class ShadowCall final : public PendingRequest {
  public:
-  // A copy of `message`, which `protocol` will read, for `shadow` to compute. Null where it is
+  // A copy of `message`, which `protocol` has decoded, for `shadow` to compute. Null where it is
   // dropped, which has been counted.
-  static std::unique_ptr<ShadowCall> copy(Bytes message, std::unique_ptr<WireProtocol> protocol,
+  static std::unique_ptr<ShadowCall> copy(Bytes message, const WireProtocol& protocol,
                                           std::shared_ptr<ServedModel> shadow,
                                           std::shared_ptr<ShadowMetrics> metrics,
                                           ByteBudget& budget);
@@ -67,7 +67,7 @@ class ShadowCall final : public PendingRequest {
   static void compute(std::unique_ptr<ShadowCall> call, const Clock& clock);
 
  private:
-  ShadowCall(Bytes message, std::unique_ptr<WireProtocol> protocol,
+  ShadowCall(std::vector<std::byte> message, std::unique_ptr<WireProtocol> protocol,
              std::shared_ptr<ServedModel> shadow, std::shared_ptr<ShadowMetrics> metrics,
              ByteBudget& budget);
 

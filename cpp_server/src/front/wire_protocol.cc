@@ -1,11 +1,14 @@
 #include "front/wire_protocol.h"
 
 #include <algorithm>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "common/text.h"
 #include "request/infer_decoder.h"
 #include "request/infer_wire.h"
+#include "request/wire_writer.h"
 
 namespace tessera {
 namespace {
@@ -60,7 +63,29 @@ class PredictProtocol final : public WireProtocol {
 
 class InferProtocol final : public WireProtocol {
  public:
-  std::unique_ptr<WireProtocol> another() const override { return make_infer_protocol(); }
+  explicit InferProtocol(InferRegions regions) : regions_(regions) {}
+
+  std::unique_ptr<WireProtocol> another() const override {
+    return std::make_unique<InferProtocol>(InferRegions{.appended = regions_.allowed()});
+  }
+  std::size_t copy_bytes(Bytes message) const override {
+    std::size_t bytes = message.size();
+    for (const Bytes content : placed_inputs()) {
+      bytes += delimited_bytes(kRawContents, content.size());
+    }
+    return bytes;
+  }
+  std::vector<std::byte> copy(Bytes message) const override {
+    std::vector<std::byte> made(copy_bytes(message));
+    WireWriter writer(made.data());
+    writer.raw(message.data(), message.size());
+    for (const Bytes content : placed_inputs()) {
+      writer.tag(kRawContents, WireType::kBytes);
+      writer.varint(content.size());
+      writer.raw(content.data(), content.size());
+    }
+    return made;
+  }
   std::string_view method_name() const override { return "ModelInfer"; }
   std::string_view message_name() const override { return "ModelInferRequest"; }
   bool parse(Bytes message) override { return parse_infer(message, view_); }
@@ -82,11 +107,16 @@ class InferProtocol final : public WireProtocol {
     InferOptions options;
     Status status = read_options(view_, options);
     const InferDecoder& decoder = model.infer_decoder();
-    if (status.ok()) status = decoder.decode(view_, storage_, tensors_);
-    if (status.ok()) status = decoder.choose_outputs(view_, chosen_);
+    places_.clear();
+    if (status.ok()) status = decoder.decode(view_, regions_, storage_, tensors_);
+    if (status.ok()) status = decoder.choose_outputs(view_, regions_, chosen_);
     if (status.ok()) status = model.decoder().decode(tensors_, call.request, kInferNames);
     if (!status.ok()) return status;
     samples_ = call.request.samples;
+    if (regions_.memory != nullptr) {
+      status = decoder.place_outputs(view_, *regions_.memory, samples_, chosen_, places_);
+      if (!status.ok()) return status;
+    }
     call.priority = options.priority;
     if (options.timeout > Duration::zero()) {
       const auto whole = std::chrono::floor<std::chrono::seconds>(options.timeout);
@@ -103,15 +133,23 @@ class InferProtocol final : public WireProtocol {
   }
   std::size_t copied_bytes(const ServedModel& /*model*/,
                            const DecodedRequest& request) const override {
-    if (view_.raw_contents > 0) return request.joined.string_id_bytes();
-    std::size_t bytes = request.dense.size();
-    for (const JaggedView* group : {&request.id_list, &request.id_score_list}) {
-      bytes += group->lengths.size() + group->values.size() + group->weights.size();
-    }
-    return bytes;
+    return storage_.copied_bytes + request.joined.string_id_bytes();
   }
+  Status write_elsewhere(const ResponseParts& parts) const override {
+    for (std::size_t at = 0; at < places_.size(); ++at) {
+      const SharedSpan& place = places_[at];
+      if (place.region == nullptr) continue;
+      const OutputView& output = parts.outputs[chosen_[at]];
+      Status status =
+          place.region->write(place.offset, std::as_bytes(std::span(output.data, output.count)));
+      if (!status.ok()) return of_tensor("output", output.name, std::move(status));
+    }
+    return {};
+  }
+  void end_call() override { places_.clear(); }
   std::size_t held_bytes() const override { return storage_.bytes(); }
   void free_memory() override {
+    end_call();
     view_ = {};
     tensors_ = {};
     storage_ = {};
@@ -121,6 +159,7 @@ class InferProtocol final : public WireProtocol {
   InferResponseParts infer_parts(const ResponseParts& parts) const {
     return {.outputs = parts.outputs,
             .chosen = chosen_,
+            .places = places_,
             .samples = samples_,
             .model_name = parts.model_name,
             .model_version = parts.model_version,
@@ -128,10 +167,21 @@ class InferProtocol final : public WireProtocol {
             .commit = parts.commit};
   }
 
+  // The contents that the message has elsewhere, in its inputs' order.
+  std::vector<Bytes> placed_inputs() const {
+    std::vector<Bytes> contents;
+    for (std::size_t at = 0; at < storage_.region_count; ++at) {
+      contents.emplace_back(storage_.contents[storage_.regions[at]]);
+    }
+    return contents;
+  }
+
+  const InferRegions regions_;
   InferRequestView view_;
   InferStorage storage_;
   PredictionRequestView tensors_;
   std::vector<std::size_t> chosen_;
+  std::vector<SharedSpan> places_;  // see InferDecoder::place_outputs
   std::int64_t samples_ = 0;
 };
 
@@ -141,6 +191,8 @@ std::unique_ptr<WireProtocol> make_predict_protocol() {
   return std::make_unique<PredictProtocol>();
 }
 
-std::unique_ptr<WireProtocol> make_infer_protocol() { return std::make_unique<InferProtocol>(); }
+std::unique_ptr<WireProtocol> make_infer_protocol(SharedMemory* memory) {
+  return std::make_unique<InferProtocol>(InferRegions{.memory = memory});
+}
 
 }  // namespace tessera

@@ -9,10 +9,12 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "batching/pending_request.h"
 #include "common/status.h"
 #include "model/served_model.h"
+#include "request/shared_memory.h"
 #include "request/wire.h"
 
 namespace tessera {
@@ -21,8 +23,15 @@ class WireProtocol {
  public:
   virtual ~WireProtocol() = default;
 
-  // Another one of the same protocol, which has parsed nothing.
+  // Another one of the same protocol, which has parsed nothing, for messages that `copy` has made.
   virtual std::unique_ptr<WireProtocol> another() const = 0;
+
+  // A copy of the message that was parsed and decoded last, with all that it needs of elsewhere,
+  // and how many bytes it has.
+  virtual std::vector<std::byte> copy(Bytes message) const {
+    return {message.begin(), message.end()};
+  }
+  virtual std::size_t copy_bytes(Bytes message) const { return message.size(); }
 
   // The call's name: Predict or ModelInfer.
   virtual std::string_view method_name() const = 0;
@@ -45,6 +54,9 @@ class WireProtocol {
   // and, where it asks for less time than `call` has had since `began`, its deadline.
   virtual Status decode(const ServedModel& model, TimePoint began, PendingRequest& call) = 0;
 
+  // Writes what goes elsewhere than into the answer; before `write`.
+  virtual Status write_elsewhere(const ResponseParts& /*parts*/) const { return {}; }
+
   // Bytes of the answer that `write` will write of `outputs`, in the model's order, for `call`.
   virtual std::size_t response_bytes(const ResponseParts& parts) const = 0;
   virtual void write(const ResponseParts& parts, std::byte* out) const = 0;
@@ -54,6 +66,9 @@ class WireProtocol {
   virtual std::size_t copied_bytes(const ServedModel& model,
                                    const DecodedRequest& request) const = 0;
 
+  // The call has its answer: what it shared with others is given back.
+  virtual void end_call() {}
+
   // Memory kept for the next call, and an end of it and of the views.
   virtual std::size_t held_bytes() const = 0;
   virtual void free_memory() = 0;
@@ -62,7 +77,8 @@ class WireProtocol {
 // protos/predictor.proto: Predict.
 std::unique_ptr<WireProtocol> make_predict_protocol();
 
-// protos/inference.proto: ModelInfer.
-std::unique_ptr<WireProtocol> make_infer_protocol();
+// protos/inference.proto: ModelInfer. Tensors may be in `memory`, which outlives the protocol;
+// null: there is none.
+std::unique_ptr<WireProtocol> make_infer_protocol(SharedMemory* memory = nullptr);
 
 }  // namespace tessera

@@ -345,14 +345,14 @@ void add_shadows(std::vector<MetricFamily>& page, const ShadowList::All& shadows
 
 MetricsPage::MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
                          const http2::Counters& connections, const SecurityMetrics& security,
-                         std::string server_version, const AccessLog* access)
+                         std::string server_version, const CallObserver& observer)
     : models_(models),
       unresolved_(unresolved),
       log_(log),
       connections_(connections),
       security_(security),
       server_version_(std::move(server_version)),
-      access_(access) {}
+      observer_(observer) {}
 
 std::string MetricsPage::render(const RepositoryControl* repository, ShadowList& shadows) const {
   std::vector<MetricFamily> page;
@@ -372,9 +372,12 @@ std::string MetricsPage::render(const RepositoryControl* repository, ShadowList&
   page.push_back(family("tessera_log_lines_dropped_total",
                         "Log lines that found no room or could not be written",
                         MetricType::Counter));
-  const std::uint64_t access_lines = access_ == nullptr ? 0 : access_->dropped_lines();
   add(page.back(), {{"log", "server"}}, static_cast<double>(log_.dropped_lines()));
-  add(page.back(), {{"log", "access"}}, static_cast<double>(access_lines));
+  add(page.back(), {{"log", "access"}}, static_cast<double>(observer_.dropped_lines()));
+  page.push_back(family("tessera_spans_total", "Spans of traced calls, by what became of them",
+                        MetricType::Counter));
+  add(page.back(), {{"result", "sent"}}, static_cast<double>(observer_.sent_spans()));
+  add(page.back(), {{"result", "dropped"}}, static_cast<double>(observer_.dropped_spans()));
   for (const ProcessMetric& metric : process_metrics()) {
     page.push_back(
         family(metric.name, metric.help, metric.counter ? MetricType::Counter : MetricType::Gauge));

@@ -12,7 +12,7 @@
 #include "metrics/model_metrics.h"
 #include "metrics/security_metrics.h"
 #include "metrics/shadow_list.h"
-#include "observe/access_log.h"
+#include "observe/call_observer.h"
 #include "repository/control.h"
 #include "server/log.h"
 
@@ -21,10 +21,9 @@ namespace tessera {
 class MetricsPage {
  public:
   // `unresolved` counts requests that name no known model; it is shown only where it is not 0.
-  // `access` is null where there is no access log.
   MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
               const http2::Counters& connections, const SecurityMetrics& security,
-              std::string server_version, const AccessLog* access = nullptr);
+              std::string server_version, const CallObserver& observer);
 
   // Text format, version 0.0.4. `repository` may be null: there is none. `shadows` forgets those
   // whose versions it does not hold any more.
@@ -37,7 +36,7 @@ class MetricsPage {
   const http2::Counters& connections_;
   const SecurityMetrics& security_;
   std::string server_version_;
-  const AccessLog* access_;
+  const CallObserver& observer_;
 };
 
 }  // namespace tessera

@@ -1,34 +1,16 @@
 #include <time.h>
 
-#include <algorithm>
 #include <array>
-#include <charconv>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "observe/access_log.h"
+#include "observe/json_text.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::size_t kUsualBytes = 512;
 constexpr int kMicrosPerMilli = 1'000;
-
-void append_text(std::string& line, std::string_view value) {
-  const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
-  if (std::all_of(value.begin(), value.end(), plain)) {
-    line.append(1, '"').append(value).append(1, '"');
-  } else {
-    line += nlohmann::json(value).dump(-1, ' ', /*ensure_ascii=*/true,
-                                       nlohmann::json::error_handler_t::replace);
-  }
-}
-
-void append_number(std::string& line, std::int64_t number) {
-  std::array<char, 24> digits{};
-  const auto made = std::to_chars(digits.data(), digits.data() + digits.size(), number);
-  line.append(digits.data(), made.ptr);
-}
 
 // Below 1,000, as three digits.
 void append_thousandths(std::string& line, std::int64_t number) {
@@ -72,7 +54,7 @@ std::string access_line(const CallRecord& record, std::chrono::system_clock::tim
   line.reserve(kUsualBytes);
   const auto named = [&](std::string_view start, std::string_view value) {
     line += start;
-    append_text(line, value);
+    append_json_text(line, value);
   };
   line += R"({"time":")";
   append_time(line, now);

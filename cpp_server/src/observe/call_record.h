@@ -19,7 +19,12 @@ struct CallRecord {
   std::string_view protocol;  // "grpc" or "rest"
   std::string peer;           // the client's IP address; empty where the system does not say
   std::string request_id;     // the client's, or one that was made
-  std::string trace_id;       // of the client's traceparent; empty: it gave none
+
+  // The trace that it belongs to; the observer's to fill (observe/call_observer.h).
+  std::string trace_id;   // of the client's traceparent, or made; empty: it has none
+  std::string parent_id;  // the span of the client's traceparent; empty: it gave none
+  bool logged = false;    // it gets a line of the access log
+  bool traced = false;    // it gets spans
 
   // How it went. The views are borrowed until it has been told.
   std::string_view method;   // "Predict" or "ModelInfer"
@@ -31,6 +36,7 @@ struct CallRecord {
   int http_status = 0;  // of REST; 0: over gRPC
   Duration took{0};
   std::optional<StageTimings> timings;  // of a call that was answered
+  Duration encode{0};                   // what writing its answer took, of such a call
 };
 
 }  // namespace tessera

@@ -35,19 +35,25 @@ void choose_request_id(std::string_view given, std::string& id) {
     id = given;
     return;
   }
+  id.clear();
+  append_random_digits(id);
+  append_random_digits(id);
+}
+
+std::uint64_t random_bits() {
   static thread_local std::mt19937_64 random{[] {
     std::random_device device;
     std::seed_seq seed{device(), device(), device(), device()};
     return std::mt19937_64(seed);
   }()};
-  constexpr int kWords = 2;
+  return random();
+}
+
+void append_random_digits(std::string& id) {
   constexpr unsigned kWordDigits = 16;
   constexpr unsigned kDigitBits = 4;
-  id.clear();
-  for (int word = 0; word < kWords; ++word) {
-    std::uint64_t bits = random();
-    for (unsigned i = 0; i < kWordDigits; ++i, bits >>= kDigitBits) id += kDigits[bits & 0xfU];
-  }
+  std::uint64_t bits = random_bits();
+  for (unsigned i = 0; i < kWordDigits; ++i, bits >>= kDigitBits) id += kDigits[bits & 0xfU];
 }
 
 std::optional<TraceParent> read_traceparent(std::string_view header) {

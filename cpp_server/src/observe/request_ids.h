@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,6 +17,12 @@ inline constexpr std::size_t kMostRequestIdBytes = 1'024;
 // Writes the id of a call whose header says `given` into `id`: that, where it has nothing but
 // printable ASCII; where it does not, or is empty, 32 new hexadecimal digits.
 void choose_request_id(std::string_view given, std::string& id);
+
+// 64 random bits. Not secret.
+std::uint64_t random_bits();
+
+// Appends 16 hexadecimal digits of such bits.
+void append_random_digits(std::string& id);
 
 // What a traceparent header says; the views point into it.
 struct TraceParent {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "common/text.h"
+#include "request/raw_contents.h"
 
 namespace tessera {
 namespace {
@@ -83,24 +85,35 @@ std::int64_t elements_of(const InferTensorView& tensor) {
   return tensor.rank == 2 ? tensor.dims[0] * tensor.dims[1] : tensor.dims[0];
 }
 
-Status check_raw(const InferTensorView& tensor, Bytes raw) {
-  if (std::any_of(tensor.counts.begin(), tensor.counts.end(),
-                  [](std::size_t count) { return count > 0; })) {
-    return Status::invalid(text(tensor.name,
-                                " has typed contents beside raw_input_contents, "
-                                "expected only one of the two"));
+Status refuse_typed(const InferTensorView& tensor, const char* beside) {
+  if (std::all_of(tensor.counts.begin(), tensor.counts.end(),
+                  [](std::size_t count) { return count == 0; })) {
+    return {};
   }
+  return Status::invalid(
+      text(tensor.name, " has typed contents beside ", beside, ", expected only one of the two"));
+}
+
+// Whether so many bytes are the numbers of a checked tensor, whose datatype is not BYTES.
+Status check_raw_size(const InferTensorView& tensor, std::uint64_t bytes) {
   const std::int64_t elements = elements_of(tensor);
-  if (type_of(tensor) == DataType::kBytes) {
-    if (count_raw_strings(raw) == elements) return {};
-    return Status::invalid(text(tensor.name, " has ", raw.size(), " bytes, which are not ",
-                                elements, " strings, each after its size in ", kStringHeadBytes,
-                                " bytes"));
-  }
   const std::uint64_t expected = static_cast<std::uint64_t>(elements) * width_of(type_of(tensor));
-  if (raw.size() == expected) return {};
-  return Status::invalid(text(tensor.name, " has ", raw.size(), " bytes, expected ", expected,
+  if (bytes == expected) return {};
+  return Status::invalid(text(tensor.name, " has ", bytes, " bytes, expected ", expected,
                               " (its shape has ", elements, " ", tensor.datatype, " elements)"));
+}
+
+Status check_raw_strings(const InferTensorView& tensor, Bytes raw) {
+  const std::int64_t elements = elements_of(tensor);
+  if (count_raw_strings(raw) == elements) return {};
+  return Status::invalid(text(tensor.name, " has ", raw.size(), " bytes, which are not ", elements,
+                              " strings, each after its size in ", kStringHeadBytes, " bytes"));
+}
+
+Status check_raw(const InferTensorView& tensor, Bytes raw) {
+  if (Status status = refuse_typed(tensor, "raw_input_contents"); !status.ok()) return status;
+  if (type_of(tensor) == DataType::kBytes) return check_raw_strings(tensor, raw);
+  return check_raw_size(tensor, raw.size());
 }
 
 Status check_typed(const InferTensorView& tensor) {
@@ -117,55 +130,12 @@ Status check_typed(const InferTensorView& tensor) {
       text(tensor.name, " has ", tensor.counts[own], " elements, its shape has ", elements));
 }
 
-// A parameter that is a whole number from 0 to `most`; 0 where it is not there.
-Status read_number(const ParameterView& parameter, std::uint64_t most, std::uint64_t& number) {
-  using Kind = ParameterView::Kind;
-  number = 0;
-  if (parameter.key.empty()) return {};
-  if (parameter.kind != Kind::kInt64 && parameter.kind != Kind::kUint64) {
-    return Status::invalid(
-        text("parameter '", parameter.key, "' is neither an int64_param nor a uint64_param"));
-  }
-  number = parameter.number;
-  const auto with_sign = static_cast<std::int64_t>(number);
-  const bool negative = parameter.kind == Kind::kInt64 && with_sign < 0;
-  if (!negative && number <= most) return {};
-  return Status::invalid(text("parameter '", parameter.key, "' is ",
-                              negative ? text(with_sign) : text(number), ", expected 0 to ", most));
-}
-
-Status refuse_sequence(const ParameterView& parameter) {
-  using Kind = ParameterView::Kind;
-  if (parameter.key.empty()) return {};
-  const bool number = parameter.kind == Kind::kInt64 || parameter.kind == Kind::kUint64;
-  if (number && parameter.number == 0) return {};
-  if (parameter.kind == Kind::kString && parameter.string.empty()) return {};
-  return Status::invalid(
-      "parameter 'sequence_id' is not supported: models keep no state between requests");
-}
-
 }  // namespace
 
 std::size_t InferStorage::bytes() const {
   std::size_t held = 0;
   for (const std::vector<std::byte>& numbers : contents) held += numbers.capacity();
   return held;
-}
-
-Status read_options(const InferRequestView& message, InferOptions& options) {
-  constexpr std::uint64_t kMostMicros = std::numeric_limits<std::int64_t>::max();
-  constexpr std::uint64_t kLastPriority = 2'147'483'646;
-  options = {};
-  std::uint64_t micros = 0;
-  std::uint64_t priority = 0;
-  Status status = read_number(message.timeout, kMostMicros, micros);
-  if (status.ok()) status = read_number(message.priority, kLastPriority, priority);
-  if (status.ok()) status = refuse_sequence(message.sequence_id);
-  if (!status.ok()) return status;
-  // A longer timeout is cut to what a Duration has room for, 292 years.
-  options.timeout = std::chrono::microseconds(std::min(micros, kMostMicros / 1'000));
-  if (priority > 0) options.priority = static_cast<std::int32_t>(kLastPriority + 1 - priority);
-  return {};
 }
 
 InferDecoder::InferDecoder(const InputSchema& schema, RequestLimits limits)
@@ -189,11 +159,10 @@ Status InferDecoder::refuse_ids(std::int64_t ids) const {
   return Status::invalid(text("the request has ", ids, " ids, the limit is ", limits_.max_ids));
 }
 
-Status InferDecoder::find_tensors(const InferRequestView& message, Tensors& tensors) const {
-  if (message.raw_contents > 0 && message.raw_contents != message.inputs) {
-    return Status::invalid(text("raw_input_contents has ", message.raw_contents,
-                                " entries, expected ", message.inputs, ": one for each input"));
-  }
+Status InferDecoder::find_tensors(const InferRequestView& message, const InferRegions& regions,
+                                  InferStorage& storage, Tensors& tensors) const {
+  RawContents contents(message, regions);
+  if (Status status = contents.check_count(); !status.ok()) return status;
   // With more inputs than there are names, two have the same name or one has none of them.
   for (std::size_t i = 0; i < std::min(message.inputs, message.kMaxInputs); ++i) {
     const InferTensorView& given = message.input[i];
@@ -204,11 +173,9 @@ Status InferDecoder::find_tensors(const InferRequestView& message, Tensors& tens
     if (tensor.view != nullptr) {
       return Status::invalid(text("input '", given.name, "' is given twice"));
     }
-    if (!given.unsupported.empty()) {
-      return Status::invalid(
-          text("parameter '", given.unsupported, "' of input '", given.name, "' is not supported"));
-    }
-    Status status = check_datatype(input, given);
+    Status status =
+        check_parameters("input", given.name, given.place, given.unsupported, regions.allowed());
+    if (status.ok()) status = check_datatype(input, given);
     if (status.ok()) status = check_shape(input, given);
     if (!status.ok()) return status;
     tensor.view = &given;
@@ -217,8 +184,14 @@ Status InferDecoder::find_tensors(const InferRequestView& message, Tensors& tens
     if (type_of(given) == DataType::kBytes && tensor.elements > limits_.max_ids) {
       return refuse_ids(tensor.elements);
     }
-    if (message.raw_contents > 0) tensor.raw = message.raw_content[i];
-    status = message.raw_contents > 0 ? check_raw(given, tensor.raw) : check_typed(given);
+    const std::optional<Bytes> raw = contents.next(given);
+    if (given.place.given() && regions.memory != nullptr) {
+      status = read_region(input, given, *regions.memory, storage);
+      tensor.raw = storage.contents[input];
+    } else {
+      tensor.raw = raw;
+      status = raw.has_value() ? check_raw(given, *raw) : check_typed(given);
+    }
     if (!status.ok()) return status;
   }
   for (std::size_t input = 0; input < kInputs; ++input) {
@@ -265,11 +238,36 @@ Status InferDecoder::count_samples(const Tensors& tensors, std::int64_t& samples
   return {};
 }
 
-Status InferDecoder::decode(const InferRequestView& message, InferStorage& storage,
-                            PredictionRequestView& request) const {
+// Copies what a tensor has in shared memory, and checks the copy alone: the client may change what
+// is there at any time.
+Status InferDecoder::read_region(std::size_t input, const InferTensorView& tensor,
+                                 const SharedMemory& memory, InferStorage& storage) {
+  SharedSpan span;
+  Status status = refuse_typed(tensor, "shared memory");
+  if (status.ok()) status = locate("input", tensor.name, tensor.place, memory, span);
+  const bool strings = type_of(tensor) == DataType::kBytes;
+  if (status.ok() && !strings) status = check_raw_size(tensor, span.byte_size);
+  if (!status.ok()) return status;
+  storage.copied_bytes += span.byte_size;
+  if (const std::uint64_t most = memory.limits().request_bytes; storage.copied_bytes > most) {
+    return Status::invalid(text("the request has ", storage.copied_bytes,
+                                " bytes in shared memory, the limit is ", most));
+  }
+  std::vector<std::byte>& copy = storage.contents[input];
+  copy.resize(span.byte_size);
+  status = span.region->read(span.offset, copy);
+  if (!status.ok()) return of_tensor("input", tensor.name, std::move(status));
+  storage.regions[storage.region_count++] = input;
+  return strings ? check_raw_strings(tensor, copy) : Status{};
+}
+
+Status InferDecoder::decode(const InferRequestView& message, const InferRegions& regions,
+                            InferStorage& storage, PredictionRequestView& request) const {
   Tensors tensors;
   std::int64_t samples = 0;
-  Status status = find_tensors(message, tensors);
+  storage.copied_bytes = 0;
+  storage.region_count = 0;
+  Status status = find_tensors(message, regions, storage, tensors);
   if (status.ok()) status = count_samples(tensors, samples);
   if (!status.ok()) return status;
   // Before typed numbers, of a byte each, become numbers of eight.
@@ -283,18 +281,21 @@ Status InferDecoder::decode(const InferRequestView& message, InferStorage& stora
   const auto content = [&](std::size_t input) -> Bytes {
     const Tensor& tensor = tensors[input];
     if (tensor.view == nullptr) return {};
-    if (message.raw_contents > 0) return tensor.raw;
-    return read_contents(*tensor.view, field_of(type_of(*tensor.view)), storage.contents[input]);
+    if (tensor.raw.has_value()) return *tensor.raw;
+    const Bytes numbers =
+        read_contents(*tensor.view, field_of(type_of(*tensor.view)), storage.contents[input]);
+    storage.copied_bytes += numbers.size();
+    return numbers;
   };
   const auto fill = [&](std::size_t lengths, std::size_t values, SparseFeaturesView& group) {
     group.num_features = static_cast<std::int32_t>(features_[kGroupOf[lengths]]);
     group.lengths = content(lengths);
     const InferTensorView* const given = tensors[values].view;
     if (given != nullptr && type_of(*given) == DataType::kBytes) {
-      const bool raw = message.raw_contents > 0;
+      const std::optional<Bytes>& raw = tensors[values].raw;
       group.values_bytes.count = static_cast<std::size_t>(tensors[values].elements);
-      group.values_bytes.message = raw ? tensors[values].raw : given->message;
-      if (!raw) group.values_bytes.path = kTypedStrings;
+      group.values_bytes.message = raw.value_or(given->message);
+      if (!raw.has_value()) group.values_bytes.path = kTypedStrings;
       return;
     }
     const bool wide = given != nullptr && type_of(*given) == DataType::kInt64;
@@ -310,7 +311,7 @@ Status InferDecoder::decode(const InferRequestView& message, InferStorage& stora
   return {};
 }
 
-Status InferDecoder::choose_outputs(const InferRequestView& message,
+Status InferDecoder::choose_outputs(const InferRequestView& message, const InferRegions& regions,
                                     std::vector<std::size_t>& chosen) const {
   chosen.clear();
   if (message.outputs == 0) {
@@ -318,27 +319,56 @@ Status InferDecoder::choose_outputs(const InferRequestView& message,
     return {};
   }
   // With more outputs than the model has, one is named twice or is not one of them.
-  std::vector<std::string_view> names;
-  read_output_names(message, outputs_.size() + 1, names);
-  for (const std::string_view name : names) {
-    const auto found = std::find_if(outputs_.begin(), outputs_.end(),
-                                    [&](const OutputSpec& output) { return output.name == name; });
+  std::vector<InferOutputView> asked;
+  read_outputs(message, outputs_.size() + 1, asked);
+  for (const InferOutputView& one : asked) {
+    const auto found =
+        std::find_if(outputs_.begin(), outputs_.end(),
+                     [&](const OutputSpec& output) { return output.name == one.name; });
     if (found == outputs_.end()) {
       std::string known;
       for (const OutputSpec& output : outputs_) {
         known += (known.empty() ? "'" : ", '") + output.name + "'";
       }
-      return Status::invalid(text("output '", name, "' is unknown; this model has ", known));
+      return Status::invalid(text("output '", one.name, "' is unknown; this model has ", known));
     }
     const auto index = static_cast<std::size_t>(found - outputs_.begin());
     if (std::find(chosen.begin(), chosen.end(), index) != chosen.end()) {
-      return Status::invalid(text("output '", name, "' is asked for twice"));
+      return Status::invalid(text("output '", one.name, "' is asked for twice"));
     }
+    Status status =
+        check_parameters("output", one.name, one.place, one.unsupported, regions.allowed());
+    if (!status.ok()) return status;
     chosen.push_back(index);
   }
-  if (message.unsupported_parameter.empty()) return {};
-  return Status::invalid(text("parameter '", message.unsupported_parameter, "' of output '",
-                              message.unsupported_output, "' is not supported"));
+  return {};
+}
+
+Status InferDecoder::place_outputs(const InferRequestView& message, const SharedMemory& memory,
+                                   std::int64_t samples, const std::vector<std::size_t>& chosen,
+                                   std::vector<SharedSpan>& places) const {
+  places.clear();
+  if (message.placed_outputs == 0) return {};
+  std::vector<InferOutputView> asked;
+  read_outputs(message, chosen.size(), asked);
+  places.resize(asked.size());
+  for (std::size_t at = 0; at < asked.size(); ++at) {
+    const InferOutputView& one = asked[at];
+    if (!one.place.given()) continue;
+    SharedSpan& place = places[at];
+    Status status = locate("output", one.name, one.place, memory, place);
+    if (!status.ok()) return status;
+    const auto bytes =
+        static_cast<std::uint64_t>(samples * outputs_[chosen[at]].width) * sizeof(float);
+    if (bytes > place.byte_size) {
+      return Status::invalid(text("output '", one.name, "' has ", bytes,
+                                  " bytes, its part of shared memory region '",
+                                  place.region->facts().name, "' has ", place.byte_size));
+    }
+    status = place.region->open_for_writing();
+    if (!status.ok()) return of_tensor("output", one.name, std::move(status));
+  }
+  return {};
 }
 
 }  // namespace tessera

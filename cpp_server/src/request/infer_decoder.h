@@ -8,31 +8,39 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "common/clock.h"
 #include "common/status.h"
 #include "package/schema.h"
 #include "request/decoder.h"
 #include "request/field_names.h"
+#include "request/infer_parameters.h"
 #include "request/infer_wire.h"
+#include "request/shared_memory.h"
 #include "request/wire.h"
 
 namespace tessera {
 
-// What a request says besides its tensors.
-struct InferOptions {
-  Duration timeout{0};  // 0: none
-  std::int32_t priority = 0;
+// Whether a request may have tensors in shared memory, and where these are.
+struct InferRegions {
+  SharedMemory* memory = nullptr;  // where they are; null: they may not...
+  // ...but in a copy of a request, whose last raw contents they are (WireProtocol::copy), and whose
+  // scores are written nowhere.
+  bool appended = false;
+
+  bool allowed() const { return memory != nullptr || appended; }
 };
 
-// Reads the parameters that a server must obey or refuse.
-Status read_options(const InferRequestView& message, InferOptions& options);
-
-// Typed contents as plain numbers; at most as many as a request may have.
+// Typed contents as plain numbers, at most as many as a request may have, and copies of what lies
+// in shared memory.
 struct InferStorage {
   std::array<std::vector<std::byte>, std::size(kInferInputs)> contents;
+  std::size_t copied_bytes = 0;  // that decode has made beside the message
+  // The inputs whose `contents` are copies of shared memory, in the order of the message.
+  std::size_t region_count = 0;
+  std::array<std::size_t, std::size(kInferInputs)> regions{};
 
   // Held, whether used or not.
   std::size_t bytes() const;
@@ -44,16 +52,23 @@ class InferDecoder {
 
   // Checks what `message` says of its tensors and fills `request`, which views the message and
   // `storage`.
-  Status decode(const InferRequestView& message, InferStorage& storage,
+  Status decode(const InferRequestView& message, const InferRegions& regions, InferStorage& storage,
                 PredictionRequestView& request) const;
 
   // Which of the model's outputs are asked for, in the order of the answer.
-  Status choose_outputs(const InferRequestView& message, std::vector<std::size_t>& chosen) const;
+  Status choose_outputs(const InferRequestView& message, const InferRegions& regions,
+                        std::vector<std::size_t>& chosen) const;
+
+  // Where the outputs that were chosen go, for so many samples: one for each of `chosen`, or none
+  // at all where none goes into shared memory.
+  Status place_outputs(const InferRequestView& message, const SharedMemory& memory,
+                       std::int64_t samples, const std::vector<std::size_t>& chosen,
+                       std::vector<SharedSpan>& places) const;
 
  private:
   struct Tensor {
     const InferTensorView* view = nullptr;
-    Bytes raw;  // where the message has raw contents
+    std::optional<Bytes> raw;  // nothing: its contents are typed
     std::int64_t elements = 0;
   };
   using Tensors = std::array<Tensor, std::size(kInferInputs)>;
@@ -63,7 +78,10 @@ class InferDecoder {
   Status refuse_unknown(std::string_view name) const;
   // The refusal of more ids than a request may have.
   Status refuse_ids(std::int64_t ids) const;
-  Status find_tensors(const InferRequestView& message, Tensors& tensors) const;
+  Status find_tensors(const InferRequestView& message, const InferRegions& regions,
+                      InferStorage& storage, Tensors& tensors) const;
+  static Status read_region(std::size_t input, const InferTensorView& tensor,
+                            const SharedMemory& memory, InferStorage& storage);
   // The samples that the shapes agree on.
   Status count_samples(const Tensors& tensors, std::int64_t& samples) const;
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "request/wire_reader.h"
-#include "request/wire_writer.h"
 
 namespace tessera {
 namespace {
@@ -59,10 +58,19 @@ bool read_entry(WireReader& outer, ParameterView& view) {
   return good;
 }
 
-// Keeps the key that is first in the alphabet among those that must not be ignored.
-void note(std::string_view& unsupported, std::string_view key) {
-  if (!key.starts_with("shared_memory_") && key != "classification") return;
-  if (unsupported.empty() || key < unsupported) unsupported = key;
+// Keeps a tensor's parameter where it must not be ignored: one of shared memory in `place`, and of
+// others the key that is first in the alphabet.
+void note(RegionView& place, std::string_view& unsupported, const ParameterView& parameter) {
+  const std::string_view key = parameter.key;
+  if (key == "shared_memory_region") {
+    place.region = parameter;
+  } else if (key == "shared_memory_offset") {
+    place.offset = parameter;
+  } else if (key == "shared_memory_byte_size") {
+    place.byte_size = parameter;
+  } else if (key.starts_with("shared_memory_") || key == "classification") {
+    if (unsupported.empty() || key < unsupported) unsupported = key;
+  }
 }
 
 // Calls add(value) for every varint of a repeated field, packed or not.
@@ -155,7 +163,7 @@ bool read_input(WireReader& outer, InferTensorView& view) {
     if (is(tag, 4, WireType::kBytes)) {
       ParameterView parameter;
       if (!read_entry(reader, parameter)) return false;
-      note(view.unsupported, parameter.key);
+      note(view.place, view.unsupported, parameter);
       return true;
     }
     if (is(tag, kContents, WireType::kBytes)) return count_contents(reader, view);
@@ -164,29 +172,21 @@ bool read_input(WireReader& outer, InferTensorView& view) {
   });
 }
 
-bool read_output(WireReader& outer, InferRequestView& view) {
+bool read_output(WireReader& outer, InferOutputView& view) {
   Bytes message;
   if (!outer.bytes(message)) return false;
-  ++view.outputs;
-  std::string_view name;
-  std::string_view unsupported;
-  const bool good =
-      read_fields(outer.inside(message), [&](WireReader& reader, Tag tag, bool& handled) {
-        if (is(tag, 1, WireType::kBytes)) return read_string(reader, name);
-        if (is(tag, 2, WireType::kBytes)) {
-          ParameterView parameter;
-          if (!read_entry(reader, parameter)) return false;
-          note(unsupported, parameter.key);
-          return true;
-        }
-        handled = false;
-        return true;
-      });
-  if (view.unsupported_parameter.empty() && !unsupported.empty()) {
-    view.unsupported_output = name;
-    view.unsupported_parameter = unsupported;
-  }
-  return good;
+  view = {};
+  return read_fields(outer.inside(message), [&](WireReader& reader, Tag tag, bool& handled) {
+    if (is(tag, 1, WireType::kBytes)) return read_string(reader, view.name);
+    if (is(tag, 2, WireType::kBytes)) {
+      ParameterView parameter;
+      if (!read_entry(reader, parameter)) return false;
+      note(view.place, view.unsupported, parameter);
+      return true;
+    }
+    handled = false;
+    return true;
+  });
 }
 
 bool read_request_parameter(WireReader& reader, InferRequestView& view) {
@@ -212,10 +212,19 @@ bool parse_infer(Bytes message, InferRequestView& view) {
     if (is(tag, 5, WireType::kBytes)) {
       InferTensorView beyond;
       const std::size_t at = view.inputs++;
-      return read_input(reader, at < view.kMaxInputs ? view.input[at] : beyond);
+      InferTensorView& tensor = at < view.kMaxInputs ? view.input[at] : beyond;
+      if (!read_input(reader, tensor)) return false;
+      if (tensor.place.given()) ++view.placed_inputs;
+      return true;
     }
-    if (is(tag, kOutputs, WireType::kBytes)) return read_output(reader, view);
-    if (is(tag, 7, WireType::kBytes)) {
+    if (is(tag, kOutputs, WireType::kBytes)) {
+      InferOutputView output;
+      ++view.outputs;
+      if (!read_output(reader, output)) return false;
+      if (output.place.given()) ++view.placed_outputs;
+      return true;
+    }
+    if (is(tag, kRawContents, WireType::kBytes)) {
       Bytes beyond;
       const std::size_t at = view.raw_contents++;
       return reader.bytes(at < view.kMaxInputs ? view.raw_content[at] : beyond);
@@ -225,22 +234,12 @@ bool parse_infer(Bytes message, InferRequestView& view) {
   });
 }
 
-void read_output_names(const InferRequestView& view, std::size_t most,
-                       std::vector<std::string_view>& names) {
-  names.clear();
+void read_outputs(const InferRequestView& view, std::size_t most,
+                  std::vector<InferOutputView>& outputs) {
+  outputs.clear();
   read_fields(WireReader(view.message), [&](WireReader& reader, Tag tag, bool& handled) {
-    handled = false;
-    if (!is(tag, kOutputs, WireType::kBytes) || names.size() == most) return true;
-    handled = true;
-    Bytes message;
-    reader.bytes(message);
-    std::string_view name;
-    read_fields(reader.inside(message), [&](WireReader& inner, Tag field, bool& known) {
-      known = is(field, 1, WireType::kBytes);
-      return !known || read_string(inner, name);
-    });
-    names.push_back(name);
-    return true;
+    handled = is(tag, kOutputs, WireType::kBytes) && outputs.size() < most;
+    return !handled || read_output(reader, outputs.emplace_back());
   });
 }
 
@@ -287,100 +286,6 @@ Bytes read_contents(const InferTensorView& tensor, ContentField field,
   });
   if (expected == 0) return {};
   return whole.empty() ? Bytes(storage).first(expected) : whole;
-}
-
-namespace {
-
-// How an output's shape and contents are written: [samples], or [samples, width].
-struct OutputSizes {
-  OutputSizes(const OutputView& output, std::int64_t B)
-      : samples(static_cast<std::uint64_t>(B)),
-        width(output.count / samples),
-        shape(varint_bytes(samples) + (width > 1 ? varint_bytes(width) : 0)),
-        message(delimited_bytes(1, output.name.size()) + delimited_bytes(2, kDatatype.size()) +
-                delimited_bytes(kShape, shape)),
-        content(output.count * sizeof(float)) {}
-
-  static constexpr std::string_view kDatatype = "FP32";
-  std::uint64_t samples;
-  std::uint64_t width;
-  std::size_t shape;
-  std::size_t message;
-  std::size_t content;
-};
-
-constexpr std::uint32_t kParameters = 4;
-constexpr std::uint32_t kAnswered = 5;
-constexpr std::uint32_t kRaw = 6;
-
-// The map's entry "commit": its key, and an InferParameter whose int64_param is the number, which
-// is written also where it is 0, as that of a oneof is.
-struct CommitSizes {
-  explicit CommitSizes(std::int64_t commit)
-      : number(static_cast<std::uint64_t>(commit)),
-        parameter(tag_bytes(kInt64Parameter) + varint_bytes(number)),
-        entry(delimited_bytes(1, kKey.size()) + delimited_bytes(2, parameter)) {}
-
-  static constexpr std::string_view kKey = "commit";
-  static constexpr std::uint32_t kInt64Parameter = 2;
-  std::uint64_t number;
-  std::size_t parameter;
-  std::size_t entry;
-};
-
-void write_commit(WireWriter& writer, std::int64_t commit) {
-  const CommitSizes sizes(commit);
-  writer.tag(kParameters, WireType::kBytes);
-  writer.varint(sizes.entry);
-  write_string(writer, 1, CommitSizes::kKey);
-  writer.tag(2, WireType::kBytes);
-  writer.varint(sizes.parameter);
-  writer.tag(CommitSizes::kInt64Parameter, WireType::kVarint);
-  writer.varint(sizes.number);
-}
-
-}  // namespace
-
-std::size_t infer_response_bytes(const InferResponseParts& parts) {
-  std::size_t bytes = optional_bytes(1, parts.model_name.size()) +
-                      optional_bytes(2, parts.model_version.size()) +
-                      optional_bytes(3, parts.id.size());
-  if (parts.commit.has_value()) {
-    bytes += delimited_bytes(kParameters, CommitSizes(*parts.commit).entry);
-  }
-  for (const std::size_t index : parts.chosen) {
-    const OutputSizes sizes(parts.outputs[index], parts.samples);
-    bytes += delimited_bytes(kAnswered, sizes.message) + delimited_bytes(kRaw, sizes.content);
-  }
-  return bytes;
-}
-
-void write_infer_response(const InferResponseParts& parts, std::byte* out) {
-  WireWriter writer(out);
-  write_string(writer, 1, parts.model_name);
-  write_string(writer, 2, parts.model_version);
-  write_string(writer, 3, parts.id);
-  if (parts.commit.has_value()) write_commit(writer, *parts.commit);
-  for (const std::size_t index : parts.chosen) {
-    const OutputView& output = parts.outputs[index];
-    const OutputSizes sizes(output, parts.samples);
-    writer.tag(kAnswered, WireType::kBytes);
-    writer.varint(sizes.message);
-    writer.tag(1, WireType::kBytes);
-    writer.varint(output.name.size());
-    writer.raw(output.name.data(), output.name.size());
-    write_string(writer, 2, OutputSizes::kDatatype);
-    writer.tag(kShape, WireType::kBytes);
-    writer.varint(sizes.shape);
-    writer.varint(sizes.samples);
-    if (sizes.width > 1) writer.varint(sizes.width);
-  }
-  for (const std::size_t index : parts.chosen) {
-    const OutputView& output = parts.outputs[index];
-    writer.tag(kRaw, WireType::kBytes);
-    writer.varint(output.count * sizeof(float));
-    writer.raw(output.data, output.count * sizeof(float));
-  }
 }
 
 }  // namespace tessera

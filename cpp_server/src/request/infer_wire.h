@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/enums.h"
+#include "request/shared_memory.h"
 #include "request/wire.h"
 
 namespace tessera {
@@ -29,6 +30,18 @@ struct ParameterView {
   Kind kind = Kind::kNone;
   std::uint64_t number = 0;  // of kBool, kInt64 (two's complement) and kUint64
   std::string_view string;
+};
+
+// Where the parameters of a tensor say that it lies in shared memory; those that are not there have
+// an empty key.
+struct RegionView {
+  ParameterView region;  // its name
+  ParameterView offset;
+  ParameterView byte_size;
+
+  bool given() const {
+    return !region.key.empty() || !offset.key.empty() || !byte_size.key.empty();
+  }
 };
 
 // The fields of InferTensorContents, by their number less one.
@@ -49,7 +62,8 @@ struct InferTensorView {
   std::string_view datatype;
   std::size_t rank = 0;
   std::array<std::int64_t, kMaxRank> dims{};  // the first of `rank`
-  std::string_view unsupported;               // a parameter that would have to be obeyed; or empty
+  RegionView place;
+  std::string_view unsupported;  // another parameter that would have to be obeyed; or empty
   std::array<std::size_t, kContentFields.size()> counts{};  // elements of each content field
   Bytes message;                                            // all of it
 };
@@ -65,21 +79,31 @@ struct InferRequestView {
   ParameterView sequence_id;
   ParameterView traffic_key;
   std::size_t inputs = 0;
+  std::size_t placed_inputs = 0;                    // of them: those that lie in shared memory
   std::array<InferTensorView, kMaxInputs> input{};  // the first of `inputs`
   std::size_t raw_contents = 0;
   std::array<Bytes, kMaxInputs> raw_content{};  // the first of `raw_contents`
   std::size_t outputs = 0;
-  std::string_view unsupported_output;  // the first with a parameter that would have to be obeyed:
-  std::string_view unsupported_parameter;  // this one; or empty
-  Bytes message;                           // all of it
+  std::size_t placed_outputs = 0;  // of them: those that go into shared memory
+  Bytes message;                   // all of it
+};
+
+// An output that is asked for.
+struct InferOutputView {
+  std::string_view name;
+  RegionView place;
+  std::string_view unsupported;  // as an input's
 };
 
 // Reads `message` into `view`, which is overwritten. False: it is not a valid ModelInferRequest.
 bool parse_infer(Bytes message, InferRequestView& view);
 
-// The names of the first `most` requested outputs of a message that was parsed.
-void read_output_names(const InferRequestView& view, std::size_t most,
-                       std::vector<std::string_view>& names);
+// The first `most` requested outputs of a message that was parsed.
+void read_outputs(const InferRequestView& view, std::size_t most,
+                  std::vector<InferOutputView>& outputs);
+
+// The number of the field raw_input_contents.
+inline constexpr std::uint32_t kRawContents = 7;
 
 // The elements of kFp32, kInt or kInt64 of a tensor that was parsed, as little-endian numbers of 4,
 // 4 and 8 bytes: either where they lie in the message, or decoded into `storage`.
@@ -90,6 +114,8 @@ Bytes read_contents(const InferTensorView& tensor, ContentField field,
 struct InferResponseParts {
   std::span<const OutputView> outputs;  // of the model
   std::span<const std::size_t> chosen;  // which of them, in the order of the answer
+  // Empty, or for each of `chosen` where its numbers go instead of into the message.
+  std::span<const SharedSpan> places = {};
   std::int64_t samples = 0;
   std::string_view model_name;
   std::string_view model_version;

@@ -14,6 +14,7 @@
 #include "server/connection_flags.h"
 #include "server/observe_flags.h"
 #include "server/security_flags.h"
+#include "server/shared_memory_flags.h"
 
 namespace tessera {
 namespace {
@@ -243,7 +244,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
 std::vector<Flag> flags(ServerConfig& config) {
   std::vector<Flag> all = own_flags(config);
   for (std::vector<Flag> more :
-       {observe_flags(config), security_flags(config), connection_flags(config.connections)}) {
+       {observe_flags(config), security_flags(config), shared_memory_flags(config),
+        connection_flags(config.connections)}) {
     all.insert(all.end(), std::make_move_iterator(more.begin()),
                std::make_move_iterator(more.end()));
   }

@@ -12,6 +12,7 @@
 #include "batching/request_queue.h"
 #include "common/flags.h"
 #include "http2/limits.h"
+#include "observe/observer_options.h"
 #include "package/format_rules.h"
 #include "repository/control.h"
 #include "request/decoder.h"
@@ -53,6 +54,8 @@ struct ServerConfig {
   int max_message_bytes = 64 * 1024 * 1024;
   std::int64_t max_inflight_bytes = std::int64_t{1} << 30;  // of all models together
   int max_http_connections = 128;
+  bool shared_memory = false;  // may be registered by clients (request/shared_memory.h)
+  std::int64_t max_shared_memory_bytes = std::int64_t{1} << 30;
   // Limits of the gRPC port's connections; connection_limits() adds those of messages above.
   http2::Limits connections;
   std::int64_t drain_propagation_ms = 1'000;
@@ -68,7 +71,7 @@ struct ServerConfig {
   std::string tls_client_ca;  // empty: clients need no certificate
   LogLevel log_level = LogLevel::kInfo;
   bool log_json = true;
-  std::string access_log;  // a file, or "-" for the standard output; empty: none
+  ObserverOptions observer;
   std::vector<std::string> ops_dirs;
   std::string config_file;  // of --config; empty: none
   bool help = false;

@@ -67,6 +67,11 @@ YamlTree read_file(const std::string& path) {
   }
 }
 
+// Whether `value` is what Kubernetes puts into the variables of a Service.
+bool is_of_kubernetes(std::string_view value) {
+  return value.starts_with("tcp://") || value.starts_with("udp://") || value.starts_with("sctp://");
+}
+
 }  // namespace
 
 Environment environment_of_process() {
@@ -99,7 +104,7 @@ void FlagSources::add_environment(const Environment& environment) {
   for (const auto& entry : environment) {
     const std::string& variable = entry.first;
     const std::string& value = entry.second;
-    if (value.empty() || value.find("://") != std::string::npos) continue;
+    if (value.empty() || is_of_kubernetes(value)) continue;
     const auto flag = std::find_if(flags_.begin(), flags_.end(), [&](const Flag& candidate) {
       return variable_of(candidate.name) == variable;
     });

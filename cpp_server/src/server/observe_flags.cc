@@ -2,6 +2,9 @@
 
 #include <string>
 
+#include "common/text.h"
+#include "observe/collector.h"
+
 namespace tessera {
 
 std::vector<Flag> observe_flags(ServerConfig& config) {
@@ -12,7 +15,26 @@ std::vector<Flag> observe_flags(ServerConfig& config) {
        "and how the call ended; -: the standard output; SIGHUP opens the file anew, "
        "docs/observe.md "
        "(default: none)",
-       [&](const std::string& value) { config.access_log = value; }},
+       [&](const std::string& value) { config.observer.access_log = value; }},
+      {"otlp-endpoint", "URL",
+       "an OpenTelemetry collector, http://HOST:PORT, that gets spans of calls for scores by OTLP "
+       "over HTTP, docs/observe.md (default: none, no call is traced)",
+       [&](const std::string& value) {
+         static_cast<void>(read_collector(value));
+         config.observer.otlp_endpoint = value;
+       }},
+      {"trace-share", "SHARE",
+       text("with --otlp-endpoint, the share of the calls without a traceparent that are traced, 0 "
+            "to 1; those with one are where it says that it is sampled (default: ",
+            config.observer.trace_share, ")"),
+       [&](const std::string& value) {
+         const auto share = parse_number<double>("trace-share", value);
+         // Written so that a NaN is refused.
+         if (!(share >= 0 && share <= 1)) {
+           refuse_flag("trace-share", value, "give a share from 0 to 1");
+         }
+         config.observer.trace_share = share;
+       }},
   };
 }
 

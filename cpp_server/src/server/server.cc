@@ -8,7 +8,6 @@
 
 #include "common/pace.h"
 #include "common/text.h"
-#include "front/repository_http.h"
 #include "front/rest_pages.h"
 #include "model/loader.h"
 #include "model/served_model.h"
@@ -18,6 +17,7 @@
 #include "package/table_memory.h"
 #include "server/load_options.h"
 #include "server/package_trial.h"
+#include "server/shared_memory_flags.h"
 #include "server/version.h"
 
 namespace tessera {
@@ -63,11 +63,12 @@ Server::Server(const ServerConfig& config, const Log& log)
       budget_(config.max_inflight_bytes),
       registry_(names_.names),
       security_(config, security_metrics_, clock_, log),
-      access_(config.access_log.empty() ? nullptr : std::make_unique<AccessLog>(config.access_log)),
+      observer_(config.observer, kVersion, log),
       metrics_page_(counters_, unresolved_, log, connections_, security_metrics_, kVersion,
-                    access_.get()),
+                    observer_),
       status_page_(counters_, clock_),
       repository_(make_manager()),
+      shared_memory_(make_shared_memory(config)),
       context_{registry_,
                unresolved_,
                admission_,
@@ -76,7 +77,8 @@ Server::Server(const ServerConfig& config, const Log& log)
                log,
                config.repositories.empty() ? nullptr : &shadows_,
                config.repositories.empty() ? nullptr : &recent_,
-               access_.get()},
+               observer_.active() ? &observer_ : nullptr,
+               shared_memory_.get()},
       grpc_(context_, facts(), connections_) {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     counters_.add(names_.names[i], names_.versions[i]);
@@ -86,7 +88,8 @@ Server::Server(const ServerConfig& config, const Log& log)
 Server::~Server() { close(); }
 
 ServerFacts Server::facts() const {
-  return {registry_, clock_, kVersion, [this] { return draining_.load(); }, repository_.get()};
+  const auto draining = [this] { return draining_.load(); };
+  return {registry_, clock_, kVersion, draining, repository_.get(), shared_memory_.get()};
 }
 
 std::string Server::state() const {
@@ -117,11 +120,7 @@ HttpAnswer Server::page(const std::string& path) const {
 std::shared_ptr<HttpCall> Server::post(HttpRequest request, HttpDone done) {
   const std::string& path = request.head.path;
   if (RestService::answers(path)) return rest_->begin(std::move(request), std::move(done));
-  if (is_rest_path(path) && !path.starts_with("/v2/repository/")) {
-    done(json_refusal(405, path + " is asked with GET"));
-  } else {
-    answer_repository_post(facts(), request, std::move(done));
-  }
+  answer_rest_post(facts(), request, std::move(done));
   return nullptr;
 }
 
@@ -294,21 +293,11 @@ std::optional<int> Server::wait_for_stop(TimePoint until) {
 }
 
 void Server::reload(int signal) {
-  const bool file = access_ != nullptr && access_->has_file();
-  const bool any = repository_ != nullptr || security_.has_files() || file;
+  const bool any = repository_ != nullptr || security_.has_files() || observer_.has_file();
   log_.info(any ? "reload" : "nothing_to_reload", {{"number", std::int64_t{signal}}});
-  if (file) reopen_access_log();
+  observer_.reopen();
   security_.read_again();
   if (repository_ != nullptr) repository_->rescan();
-}
-
-void Server::reopen_access_log() {
-  try {
-    access_->reopen();
-    log_.info("access_log_reopened");
-  } catch (const UsageError& error) {
-    log_.warning("access_log_not_reopened", {{"error", std::string(error.what())}});
-  }
 }
 
 int Server::run() {
@@ -330,7 +319,7 @@ int Server::run() {
     if (answers && drained) grpc_.stop(kFlush);
     log_.info("stop");
     log_.flush();
-    if (access_ != nullptr) access_->flush();
+    observer_.flush();
     std::_Exit(drained ? 0 : 1);
   }
   close();

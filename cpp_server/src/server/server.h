@@ -24,7 +24,7 @@
 #include "front/status_page.h"
 #include "metrics/metrics_page.h"
 #include "model/registry.h"
-#include "observe/access_log.h"
+#include "observe/call_observer.h"
 #include "package/signature.h"
 #include "repository/manager.h"
 #include "security/security.h"
@@ -73,7 +73,6 @@ class Server {
   std::unique_ptr<RepositoryManager> make_manager();
   std::optional<int> wait_for_stop(TimePoint until);
   void reload(int signal);
-  void reopen_access_log();
   bool drain();
   void close();
 
@@ -92,13 +91,14 @@ class Server {
   http2::Counters connections_;
   SecurityMetrics security_metrics_;
   Security security_;
-  const std::unique_ptr<AccessLog> access_;  // null: there is none
+  CallObserver observer_;
   MetricsPage metrics_page_;
   mutable ShadowList shadows_;  // forgets, when it is shown, what has gone
   RecentRequests recent_;       // of models of repositories
   StatusPage status_page_;
-  HeapTrimmer heap_;                               // the HTTP thread's
-  std::unique_ptr<RepositoryManager> repository_;  // null: no --model-repository was given
+  HeapTrimmer heap_;                                   // the HTTP thread's
+  std::unique_ptr<RepositoryManager> repository_;      // null: no --model-repository was given
+  const std::unique_ptr<SharedMemory> shared_memory_;  // null: no --shared-memory was given
   PredictContext context_;
   GrpcFront grpc_;
   std::unique_ptr<RestService> rest_;

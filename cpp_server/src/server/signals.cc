@@ -33,6 +33,8 @@ void block_signals() {
   const sigset_t set = handled_signals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  // A write above the limit of a file's size (ulimit -f) fails, and ends no server.
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 SignalMeaning SignalReader::read(int number, TimePoint now) {

@@ -300,14 +300,16 @@ class LiveWriter:
             for_gpu=manifest.device == "cuda",
         )
 
+    def describes(self, path: Path) -> bool:
+        """See `StateWriter`."""
+        return self._publisher.describes(path)
+
     def checkpoint(self, path: Path, *, newest_example_s: float | None) -> None:
         """See `StateWriter`."""
         if self._rolled_back():
             return
         facts = Facts(newest_example_s=newest_example_s)
-        self._publisher.publish_checkpoint(
-            path, facts, skip_evaluation=True, progress=False, described=True
-        )
+        self._publisher.publish_checkpoint(path, facts, skip_evaluation=True, progress=False)
 
     def close(self) -> None:
         """See `StateWriter`."""

@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, get_args
 
 from tessera.durable import PARTIAL_SUFFIX
 from tessera.errors import UserError
+from tessera.serving.commits.file import ReadCommit
 from tessera.serving.commits.replay import Broken, fence_rest, next_number, replay
 from tessera.serving.commits.state import VersionState
 from tessera.serving.commits.writer import Facts, publishing_lock, write_next
+from tessera.serving.package.commit import COMMIT_PACKAGE_RECORD
 from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.package.records import Records
 from tessera.serving.packaging.commits.difference import difference
 from tessera.serving.packaging.commits.places import TablePiece, table_pieces
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import package_run
+from tessera.serving.packaging.write.package import iso_time
 from tessera.serving.repository.folder import PACKAGE_NAME, package_path, scan_model
 from tessera.training.models.retrieval import TowerSide
 
@@ -107,6 +110,10 @@ class Publisher:
         pieces: of the version's tables.
         broken: what was wrong with the log, and was fenced off; None: nothing.
 
+    A state is **described** when its last commit holds the manifest of its package, or when it is the version's
+    package itself.  Whoever publishes a checkpoint leaves a described state, also where an earlier publisher was
+    ended between a commit and its description: no row is different then, and the commit has no patches.
+
     Raises:
         PackageError: the version's package cannot be loaded.
         UserError: another process publishes, or the folder cannot be written to.
@@ -126,16 +133,31 @@ class Publisher:
             self.pieces: list[TablePiece] = table_pieces(
                 state.manifest, state.tensor_records, state.sizes
             )
-            self.broken = replay(self.state, self.log)
+            self._described = 0, state.records.manifest_bytes()
+            self.broken = replay(self.state, self.log, on_commit=self._note)
             if self.broken is not None:
                 fence_rest(self.state, self.log)
         except BaseException:
             self.close()
             raise
 
+    def _note(self, read: ReadCommit) -> None:
+        manifest = read.contents.get(COMMIT_PACKAGE_RECORD)
+        if manifest is not None:
+            self._described = read.commit.number, manifest.tobytes()
+
     def close(self) -> None:
         """Let go of the lock."""
         self._lock.close()
+
+    def describes(self, checkpoint: Path) -> bool:
+        """Whether the last described state is that of this checkpoint's file."""
+        try:
+            manifest = Manifest.from_bytes(self._described[1])
+        except ValueError:
+            return False
+        made = manifest.source.get("checkpoint"), manifest.created
+        return made == (checkpoint.name, iso_time(checkpoint.stat().st_mtime))
 
     def publish_checkpoint(
         self,
@@ -145,7 +167,6 @@ class Publisher:
         evaluate_rows: int | None = None,
         skip_evaluation: bool = False,
         progress: bool = True,
-        described: bool = False,
     ) -> Published:
         """Package a checkpoint as the version was packaged, and publish what differs.
 
@@ -155,7 +176,6 @@ class Publisher:
             evaluate_rows: how many validation rows are measured; None: all.
             skip_evaluation: none is.
             progress: whether to show a progress bar on a terminal.
-            described: whether a commit is written where nothing has changed, too, to describe the package.
 
         Raises:
             UserError: it cannot be packaged, or see `publish_package`.
@@ -174,31 +194,28 @@ class Publisher:
             )
             step = made.source.get("step", "")
             facts = replace(facts, step=int(step) if step.isdecimal() else None)
-            return self.publish_package(Records(path), facts, described=described)
+            return self.publish_package(Records(path), facts)
 
-    def publish_package(
-        self, package: Records, facts: Facts, *, described: bool = False
-    ) -> Published:
+    def publish_package(self, package: Records, facts: Facts) -> Published:
         """Write what leads from the state to a package as the next commit; see `publish_checkpoint`.
+
+        Nothing is written where nothing has changed and the state is described already.
 
         Raises:
             UserError: no commit can lead there, or the file cannot be written.
         """
         changes = difference(self.state, self.pieces, package)
-        if not changes and not described:
-            return Published(
-                path=None, number=self.state.log.number, rows=0, bytes=0, broken=self.broken
-            )
+        number = self.state.log.number
+        if not changes and number == self._described[0]:
+            return Published(path=None, number=number, rows=0, bytes=0, broken=self.broken)
         manifest = package.manifest()
         golden = package.read(GOLDEN_RECORD, max_bytes=_MOST_BYTES)
-        facts = replace(
-            facts,
-            golden=(golden, manifest.golden),
-            package=self._as_this_package(manifest).to_bytes(),
-        )
+        own = self._as_this_package(manifest).to_bytes()
+        facts = replace(facts, golden=(golden, manifest.golden), package=own)
         path = write_next(
             self.state, self.log, changes, facts, self._key, number=next_number(self.log)
         )
+        self._described = self.state.log.number, own
         tables = {piece.record for piece in self.pieces}
         rows = {
             id(c.rows): len(c.rows) for c in changes if c.rows is not None and c.record in tables

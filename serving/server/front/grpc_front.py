@@ -36,6 +36,7 @@ from tessera.serving.server.front.unpacking import unpack, unpacked
 from tessera.serving.server.front.wire_protocol import InferProtocol, PredictProtocol, WireProtocol
 from tessera.serving.server.observe.origin import REQUEST_ID, CallOrigin, GrpcOrigins
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
+from tessera.serving.server.request.shared_memory import SharedMemory
 from tessera.serving.server.security.security import Security
 
 _STATUS = {
@@ -47,6 +48,7 @@ _STATUS = {
     Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Code.INTERNAL: grpc.StatusCode.INTERNAL,
     Code.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     Code.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
 }
 
@@ -104,7 +106,8 @@ class GrpcFront:
         max_connection_age_s: how old a connection may become, in seconds; 0: any age.
         shares_port: whether other processes of the same server listen on the same port.
         own_address: where this server's own processes ask, without TLS, as gRPC writes it; empty: nowhere else.
-        origins: tells where calls for scores come from, whose answers then say under which id; None: nobody asks.
+        origins: tells where calls for scores come from; None: nobody asks.
+        memory: see `InferProtocol`.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class GrpcFront:
         shares_port: bool,
         own_address: str = "",
         origins: GrpcOrigins | None = None,
+        memory: SharedMemory | None = None,
     ) -> None:
         self._origins = origins
         self._certificates = security.certificates
@@ -176,7 +180,7 @@ class GrpcFront:
                 grpc.method_handlers_generic_handler(
                     _INFERENCE,
                     {
-                        "ModelInfer": self._scoring(InferProtocol()),
+                        "ModelInfer": self._scoring(InferProtocol(memory)),
                         **{method: self._telling(method) for method in metadata.methods()},
                         **{method: self._changing(method) for method in repository.methods()},
                     },
@@ -273,9 +277,11 @@ class GrpcFront:
     def _origin_of(self, context: Any) -> CallOrigin | None:
         if self._origins is None:
             return None
-        origin = self._origins.of(context.invocation_metadata(), peer_address(context.peer()))
-        # Trailers are there whether the call is answered or refused.
-        context.set_trailing_metadata(((REQUEST_ID, origin.request_id),))
+        origins = self._origins
+        origin = origins.of(context.invocation_metadata(), lambda: peer_address(context.peer()))
+        if origins.logged and origin is not None:
+            # Trailers are there whether the call is answered or refused.
+            context.set_trailing_metadata(((REQUEST_ID, origin.request_id),))
         return origin
 
     def _telling(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import socket
@@ -32,10 +33,13 @@ from tessera.serving.server.front.repository_methods import MAX_BODY_BYTES, Repo
 from tessera.serving.server.front.rest_handlers import RestHandlers
 from tessera.serving.server.front.rest_infer import RestInfer
 from tessera.serving.server.front.rest_pages import KserveCalls, RestPages
+from tessera.serving.server.front.shared_memory_calls import ROOT as SHARED_MEMORY
+from tessera.serving.server.front.shared_memory_calls import SharedMemoryCalls
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.front.token_gate import refused_page
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.observe.origin import RestOrigins
 from tessera.serving.server.security.security import Security
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,11 +57,12 @@ class HttpFront:
         metrics: rendered by ``/metrics``.
         status_page: shown by ``/``.
         refresh: called before either is looked at.
-        observed: see `RestHandlers`.
+        origins: see `RestHandlers`.
         state: ``ready`` or the word for why it is not.
         calls: answers what REST asks with GET.
         infer: answers what it asks for scores.
         repository: answers ``POST /v2/repository/...``; None: these are not there.
+        regions: answers the calls about shared memory; None: these are not there.
         security: who may ask.
         max_connections: the most connections at a time.
         log: where trouble with connections goes.
@@ -75,12 +80,14 @@ class HttpFront:
         max_connections: int,
         log: Any,
         repository: RepositoryMethods | None = None,
+        regions: SharedMemoryCalls | None = None,
         refresh: Callable[[], None] = _nothing,
-        observed: bool = False,
+        origins: RestOrigins | None = None,
     ) -> None:
         self._repository = repository
+        self._regions = regions
         self._rest = RestHandlers(
-            RestPages(calls, state), infer, state, self._tell, observed=observed
+            RestPages(calls, state, regions), infer, state, self._tell, origins
         )
         self._refresh = refresh
         self._security = security
@@ -125,6 +132,8 @@ class HttpFront:
             model = "/v2/repository/models/{name}"
             app.router.add_post(f"{model}/load", self._post_load)
             app.router.add_post(f"{model}/unload", self._post_unload)
+        if self._regions is not None:
+            app.router.add_post(SHARED_MEMORY + "{rest:.*}", self._post_region)
         self._rest.add_to(app.router)
         self._runner = web.AppRunner(
             app,
@@ -192,34 +201,47 @@ class HttpFront:
         return web.Response(text=f"{state}\n", status=200 if state == "ready" else 503)
 
     async def _post_index(self, request: web.Request) -> web.Response:
-        return await self._answer(
-            request, lambda repository, body: _now(repository.index_json(body))
-        )
+        repository = self._repository
+        assert repository is not None
+        return await self._answer(request, lambda body: _now(repository.index_json(body)))
 
     async def _post_load(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        return await self._answer(
-            request, lambda repository, body: repository.load_json(name, body)
-        )
+        repository = self._repository
+        assert repository is not None
+        return await self._answer(request, lambda body: repository.load_json(name, body))
 
     async def _post_unload(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        return await self._answer(
-            request, lambda repository, body: repository.unload_json(name, body)
-        )
+        repository = self._repository
+        assert repository is not None
+        return await self._answer(request, lambda body: repository.unload_json(name, body))
+
+    async def _post_region(self, request: web.Request) -> web.Response:
+        regions = self._regions
+        assert regions is not None
+        path = request.rel_url.raw_path
+        status = 200
+
+        async def call(body: bytes) -> str:
+            nonlocal status
+            status, told = regions.post(path, body)
+            return json.dumps(told)
+
+        response = await self._answer(request, call)
+        if response.status == 200:
+            response.set_status(status)
+        return response
 
     async def _answer(
-        self,
-        request: web.Request,
-        call: Callable[[RepositoryMethods, bytes], Awaitable[str | None]],
+        self, request: web.Request, call: Callable[[bytes], Awaitable[str | None]]
     ) -> web.Response:
-        assert self._repository is not None
         assert self._connections is not None
         try:
             body = await _read_body(request)
             self._connections.request_came(request.transport, at_work=True)
             # What has begun goes on when its client has gone.
-            text = await asyncio.shield(call(self._repository, body)) or ""
+            text = await asyncio.shield(call(body)) or ""
             return web.Response(text=text, content_type="application/json")
         except (ServeError, RefusedRequestError) as error:
             return refusal(error)

@@ -15,12 +15,14 @@ from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.batching.workers import refusal_of
 from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.front.shared_memory_calls import SharedMemoryCalls
 from tessera.serving.server.front.wire_protocol import invalid_message
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.registry import Registry
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.request.infer_decoder import LOWEST_PRIORITY, inputs_of
 from tessera.serving.server.request.infer_tensors import Tensor
+from tessera.serving.server.request.shared_memory import SharedMemory
 
 _PLATFORM = "pytorch_torchscript"
 _BACKEND = "tessera"
@@ -42,6 +44,10 @@ class KserveMetadata:
         state: ``ready`` or the word for why it is not.
         counted: from a model's counters in this process to those of the whole server.
         log: where bugs go.
+        memory: what clients may register; None: the calls about it are not there.
+
+    Attributes:
+        regions: answers these calls; None: they are not there.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class KserveMetadata:
         state: Callable[[], str],
         counted: Callable[[ModelMetrics], ModelMetrics],
         log: Any,
+        memory: SharedMemory | None = None,
     ) -> None:
         self._registry = registry
         self._version = version
@@ -68,6 +75,11 @@ class KserveMetadata:
             "ModelConfig": (ipb.ModelConfigRequest, self._model_config),
             "ModelStatistics": (ipb.ModelStatisticsRequest, self._model_statistics),
         }
+        self._extensions: tuple[str, ...] = _EXTENSIONS
+        self.regions = None if memory is None else SharedMemoryCalls(memory)
+        if self.regions is not None:
+            self._calls |= self.regions.calls()
+            self._extensions += ("system_shared_memory",)
 
     def methods(self) -> list[str]:
         """The calls that `answer` knows."""
@@ -120,7 +132,7 @@ class KserveMetadata:
 
     def _server_metadata(self, _request: ipb.ServerMetadataRequest) -> ipb.ServerMetadataResponse:
         return ipb.ServerMetadataResponse(
-            name=_BACKEND, version=self._version, extensions=_EXTENSIONS
+            name=_BACKEND, version=self._version, extensions=self._extensions
         )
 
     def _model_metadata(self, request: ipb.ModelMetadataRequest) -> ipb.ModelMetadataResponse:

@@ -1,7 +1,7 @@
 """A call for scores, from the request's bytes to the response's, without gRPC.
 
 Every call ends in exactly one count of ``tessera_requests_total`` and, when it was refused,
-one of ``tessera_rejected_total``; where there is an access log, each of these counts is one line of it.
+one of ``tessera_rejected_total``; each of these counts is told to the observer, where there is one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.registry import Key, Registry, no_key
 from tessera.serving.server.model.served_model import ServedModel
-from tessera.serving.server.observe.access_log import AccessLog, CallRecord
+from tessera.serving.server.observe.call_observer import CallObserver
+from tessera.serving.server.observe.call_record import CallRecord, CallStages
 from tessera.serving.server.observe.origin import CallOrigin
 from tessera.serving.server.request.decoded_request import Answer, ended_by_deadline
 
@@ -47,7 +48,7 @@ class PredictService:
         recent: keeps some requests for the warm-up of versions that come; None: none will.
         log: where bugs go, and the line per call.
         log_requests: write a line per call, at level debug.
-        access: the access log; None: there is none.
+        observer: tells of single calls; None: nobody does.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class PredictService:
         recent: RecentRequests | None,
         log: Any,
         log_requests: bool,
-        access: AccessLog | None = None,
+        observer: CallObserver | None = None,
     ) -> None:
-        self._access = access
+        self._observer = observer
         self._log_requests = log_requests
         self._registry = registry
         self._unresolved = metrics.unresolved
@@ -93,7 +94,7 @@ class PredictService:
             deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
             held: takes what the request holds; to be given back once the answer has left.
             key: gives what decides between versions where the request does not say.
-            origin: where it comes from, for the access log; None: it is not told of there.
+            origin: where it comes from; None: it is not told of.
 
         Returns:
             Its serialised response.
@@ -158,10 +159,9 @@ class PredictService:
         seconds: float,
         http_status: int,
     ) -> None:
-        if self._access is None or call.origin is None:
+        if self._observer is None or call.origin is None:
             return
-        answer = call.answer
-        self._access.write(
+        self._observer.tell(
             CallRecord(
                 origin=call.origin,
                 method=call.method,
@@ -172,8 +172,7 @@ class PredictService:
                 code=code,
                 http_status=http_status,
                 seconds=seconds,
-                queue_s=None if answer is None else answer.queue_seconds,
-                forward_s=None if answer is None else answer.timings.forward,
+                stages=call.stages,
             )
         )
 
@@ -210,8 +209,10 @@ class PredictService:
         )
         encoding = time.monotonic()
         response = decoded.encode(answer, opened.decode_seconds)
-        call.answer = answer
-        call.metrics.stages["encode"].observe(time.monotonic() - encoding)
+        encode_seconds = time.monotonic() - encoding
+        if call.origin is not None:
+            call.stages = _stages_of(answer, opened.decode_seconds, encode_seconds)
+        call.metrics.stages["encode"].observe(encode_seconds)
         held.keep(CALL_BYTES + len(response))
         shadow = self._registry.shadow(opened.model, decoded.key)
         if shadow is not None:
@@ -222,12 +223,12 @@ class PredictService:
 class _Call:
     """Which model's counters a call belongs to, known once its name is read; whether it is inside.
 
-    Its samples and ids, too, once they are counted, and what it is answered with.
+    Its samples and ids, too, once they are counted, and its stages, once it is answered.
     """
 
     __slots__ = (
-        *("answer", "began", "ids", "inside", "method"),
-        *("metrics", "model", "origin", "samples"),
+        *("began", "ids", "inside", "method", "metrics"),
+        *("model", "origin", "samples", "stages"),
     )
 
     def __init__(
@@ -241,7 +242,7 @@ class _Call:
         self.inside = False
         self.samples = 0
         self.ids = 0
-        self.answer: Answer | None = None
+        self.stages: CallStages | None = None
 
     def goes_to(self, model: ServedModel) -> None:
         """``model`` answers, or refuses, and stays until then."""
@@ -264,3 +265,17 @@ class _Opened:
     model: ServedModel
     decoded: DecodedCall
     decode_seconds: float
+
+
+def _stages_of(answer: Answer, decode_seconds: float, encode_seconds: float) -> CallStages:
+    timings = answer.timings
+    return CallStages(
+        decode=decode_seconds,
+        queue=answer.queue_seconds,
+        assemble=timings.assemble,
+        transfer=timings.transfer,
+        forward=timings.forward,
+        encode=encode_seconds,
+        batch_requests=timings.requests,
+        batch_samples=timings.samples,
+    )

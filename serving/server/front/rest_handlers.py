@@ -13,7 +13,7 @@ from tessera.serving.server.front.http_refusals import RefusedRequestError, refu
 from tessera.serving.server.front.rest_infer import RestCall, RestInfer
 from tessera.serving.server.front.rest_pages import ROOT, RestPages, read_model_path
 from tessera.serving.server.front.rest_response import RestAnswer
-from tessera.serving.server.observe.origin import rest_origin
+from tessera.serving.server.observe.origin import RestOrigins
 
 _MOST_DIGITS = 18  # of a size that fits 64 bits
 
@@ -26,7 +26,7 @@ class RestHandlers:
         infer: answers POST.
         state: ``ready`` or the word for why the server is not.
         tell: told that a request has come whole, and whether its answer is still to be made.
-        observed: whether calls for scores are told of, and their answers say under which id.
+        origins: tells where calls for scores come from; None: nobody asks.
     """
 
     def __init__(
@@ -35,10 +35,9 @@ class RestHandlers:
         infer: RestInfer,
         state: Callable[[], str],
         tell: Callable[[web.Request, bool], None],
-        *,
-        observed: bool,
+        origins: RestOrigins | None,
     ) -> None:
-        self._observed = observed
+        self._origins = origins
         self._pages = pages
         self._infer = infer
         self._state = state
@@ -85,15 +84,16 @@ class RestHandlers:
 
     def _head_of(self, request: web.Request) -> RestCall | None:
         call = _head_of(request, self._infer.max_body_bytes)
-        if call is None or not self._observed:
+        if call is None or self._origins is None:
             return call
-        return replace(call, origin=rest_origin(request.headers, request.remote or ""))
+        return replace(call, origin=self._origins.of(request.headers, request.remote or ""))
 
     async def _sent(
         self, request: web.Request, response: web.Response, call: RestCall | None
     ) -> web.Response:
         """``response``, which has left; the last one of its connection where the server drains."""
-        if call is not None and call.origin is not None:
+        named = self._origins is not None and self._origins.logged
+        if named and call is not None and call.origin is not None:
             response.headers["X-Request-Id"] = call.origin.request_id
         if self._state() == "draining" or not request.content.is_eof():
             response.force_close()

@@ -23,6 +23,7 @@ from tessera.serving.server.front.unpacking import unpack_body
 from tessera.serving.server.front.wire_protocol import InferProtocol
 from tessera.serving.server.observe.origin import CallOrigin
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
+from tessera.serving.server.request.shared_memory import SharedMemory
 
 _QUICK_BYTES = 8 * 1024
 _Made = TypeVar("_Made")
@@ -74,9 +75,16 @@ class OwnScores:
     Args:
         predict_service: computes scores.
         budget: of the bytes that calls hold.
+        memory: see `InferProtocol`.
     """
 
-    def __init__(self, predict_service: PredictService, budget: ByteBudget) -> None:
+    def __init__(
+        self,
+        predict_service: PredictService,
+        budget: ByteBudget,
+        memory: SharedMemory | None = None,
+    ) -> None:
+        self._protocol = InferProtocol(memory)
         self._predict_service = predict_service
         self._budget = budget
 
@@ -86,7 +94,7 @@ class OwnScores:
         held = HeldBytes(self._budget, call.connection)
         try:
             yield await self._predict_service.predict(
-                InferProtocol(), receive, NO_DEADLINE, held, lambda: call.key, origin=call.origin
+                self._protocol, receive, NO_DEADLINE, held, lambda: call.key, origin=call.origin
             )
         finally:
             held.keep(0)

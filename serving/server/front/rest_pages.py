@@ -16,6 +16,8 @@ from google.protobuf.message import Message
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.front.shared_memory_calls import ROOT as SHARED_MEMORY
+from tessera.serving.server.front.shared_memory_calls import SharedMemoryCalls
 
 ROOT = "/v2"
 """What every path of REST begins with."""
@@ -81,14 +83,21 @@ class RestPages:
     Args:
         calls: answers the protocol's calls.
         state: ``ready`` or the word for why the server is not.
+        regions: answers those about shared memory; None: they are not there.
     """
 
-    def __init__(self, calls: KserveCalls, state: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        calls: KserveCalls,
+        state: Callable[[], str],
+        regions: SharedMemoryCalls | None = None,
+    ) -> None:
+        self._regions = regions
         self._calls = calls
         self._state = state
 
-    async def get(self, path: str) -> tuple[int, Json]:
-        """HTTP's status and the answer's object.
+    async def get(self, path: str) -> tuple[int, Any]:
+        """HTTP's status and the answer's JSON.
 
         Args:
             path: as it stands in the request, without what follows a '?'.
@@ -107,12 +116,17 @@ class RestPages:
             return 200, as_json(await self._calls.tell(ipb.ModelStatisticsRequest()))
         asked = read_model_path(path)
         if asked is None:
-            raise ServeError(Code.NOT_FOUND, f"there is no {path}; docs/rest.md has the paths")
+            return self._of_regions(path)
+        return await self._of_model(asked, path)
+
+    def _of_regions(self, path: str) -> tuple[int, Any]:
+        if self._regions is not None and path.startswith(SHARED_MEMORY):
+            return self._regions.get(path)
+        raise ServeError(Code.NOT_FOUND, f"there is no {path}; docs/rest.md has the paths")
+
+    async def _of_model(self, asked: ModelPath, path: str) -> tuple[int, Json]:
         if asked.verb == "infer":
             return 405, {"error": f"{path} is asked with POST"}
-        return await self._of_model(asked)
-
-    async def _of_model(self, asked: ModelPath) -> tuple[int, Json]:
         named = {"name": asked.name, "version": asked.version}
         if asked.verb == "ready":
             told = await self._calls.tell(ipb.ModelReadyRequest(**named))

@@ -16,6 +16,7 @@ import numpy as np
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.front.rest_json import read_json
+from tessera.serving.server.request.infer_regions import is_placed
 from tessera.serving.server.request.infer_tensors import STRINGS
 
 _LARGEST_DIMENSION = (1 << 31) - 1
@@ -27,15 +28,17 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Encodings:
-    """Which outputs the client wants as binary data.
+    """Which outputs the client wants as binary data, and which in shared memory.
 
     Attributes:
         all: those that are not in ``named``.
         named: by the output's name.
+        placed: their names.
     """
 
     all: bool = False
     named: dict[str, bool] = field(default_factory=dict)
+    placed: set[str] = field(default_factory=set)
 
     def is_binary(self, output: str) -> bool:
         """Whether ``output`` travels as binary data."""
@@ -123,7 +126,12 @@ def _add_input(message: ipb.ModelInferRequest, given: Json, at: int, reader: _Bi
     tensor.shape.extend(shape)
     parameters = _object(given.get("parameters", {}), f"input '{name}': parameters")
     _add_parameters(tensor.parameters, parameters, "binary_data_size")
-    if "binary_data_size" in parameters:
+    if is_placed(parameters):
+        if "data" in given or "binary_data_size" in parameters:
+            raise InvalidRequestError(
+                f"input '{name}' has data and shared memory, expected only one of the two"
+            )
+    elif "binary_data_size" in parameters:
         if "data" in given:
             raise InvalidRequestError(
                 f"input '{name}' has data and binary_data_size, expected only one of the two"
@@ -136,8 +144,6 @@ def _add_input(message: ipb.ModelInferRequest, given: Json, at: int, reader: _Bi
         message.raw_input_contents.append(reader.take(name, size))
     elif "data" in given:
         message.raw_input_contents.append(_contents(name, tensor.datatype, given["data"], shape))
-    elif any(key.startswith("shared_memory_") for key in parameters):
-        message.raw_input_contents.append(b"")  # refused where gRPC's are
     else:
         raise InvalidRequestError(f"input '{name}' has neither data nor binary_data_size")
 
@@ -149,6 +155,8 @@ def _add_output(message: ipb.ModelInferRequest, given: Json, at: int, encodings:
     if binary is not None:
         encodings.named[name] = binary
     _add_parameters(message.outputs.add(name=name).parameters, parameters, "binary_data")
+    if is_placed(parameters):
+        encodings.placed.add(name)
 
 
 def _contents(name: str, datatype: str, data: Any, shape: list[int]) -> bytes:

@@ -18,6 +18,8 @@ from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.model.registry import Key, Registry
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.request.decoded_request import NO_DEADLINE, Answer, DecodedRequest
+from tessera.serving.server.request.infer_regions import RequestRegions
+from tessera.serving.server.request.shared_memory import SharedMemory
 
 _STRING_ID_BYTES = 8
 """What the id of a value takes that came as a string."""
@@ -111,9 +113,16 @@ class PredictProtocol:
 
 
 class InferProtocol:
-    """``inference.GRPCInferenceService``'s ModelInfer."""
+    """``inference.GRPCInferenceService``'s ModelInfer.
+
+    Args:
+        memory: where its tensors may be; None: in its messages alone.
+    """
 
     method = "ModelInfer"
+
+    def __init__(self, memory: SharedMemory | None = None) -> None:
+        self._memory = memory
 
     def open(
         self, content: bytes, registry: Registry, key: Key
@@ -126,12 +135,19 @@ class InferProtocol:
         model = registry.find(message.model_name, message.model_version, _infer_key(message) or key)
 
         def read() -> DecodedCall:
-            asked = model.infer_decoder.decode(message)
+            regions = RequestRegions(self._memory)
+            asked = model.infer_decoder.decode(message, regions)
+            samples = asked.request.samples
+            places = model.infer_decoder.place_outputs(message, regions, samples)
             call_id = message.id
 
             def encode(answer: Answer, _decode_seconds: float) -> bytes:
                 return model.infer_encoder.encode(
-                    answer, samples=asked.request.samples, outputs=asked.outputs, call_id=call_id
+                    answer,
+                    samples=samples,
+                    outputs=asked.outputs,
+                    places=places,
+                    call_id=call_id,
                 )
 
             return DecodedCall(
@@ -141,7 +157,7 @@ class InferProtocol:
                 asked.copied_bytes,
                 encode,
                 key,
-                lambda other: other.infer_decoder.decode(message).request,
+                lambda other: other.infer_decoder.decode(message, regions).request,
             )
 
         return model, read

@@ -19,7 +19,8 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.errors import Code, ServeError, http_status_of
 from tessera.serving.server.front.rest_infer import Receive, RestCall
-from tessera.serving.server.observe.access_log import AccessLog, CallRecord
+from tessera.serving.server.observe.call_observer import CallObserver
+from tessera.serving.server.observe.call_record import refused_unread
 from tessera.serving.server.observe.origin import CallOrigin, forwarding
 from tessera.serving.server.security.security import Shared
 
@@ -35,13 +36,11 @@ class WorkerCalls:
     Args:
         config: of the whole server, with the ports that were found.
         shared: what this process and the workers have in common.
-        access: the access log of this process, for calls of which no worker hears; None: there is none.
+        observer: of this process, for calls of which no worker hears.
     """
 
-    def __init__(
-        self, config: ServerConfig, shared: Shared, access: AccessLog | None = None
-    ) -> None:
-        self._access = access
+    def __init__(self, config: ServerConfig, shared: Shared, observer: CallObserver) -> None:
+        self._observer = observer
         self._origin_secret = shared.origin_secret
         # Whoever asks this process has shown a token of its own.
         self._authorization: Metadata = (
@@ -82,22 +81,12 @@ class WorkerCalls:
         yield await self._ask("ModelInfer", content, metadata)
 
     def _tell(self, origin: CallOrigin | None, error: ServeError) -> None:
-        """The worker's access log has the calls that it hears of."""
-        if self._access is None or origin is None:
+        """The worker tells of the calls that it hears of."""
+        if origin is None:
             return
-        self._access.write(
-            CallRecord(
-                origin=origin,
-                method="ModelInfer",
-                model="",
-                version="",
-                samples=0,
-                ids=0,
-                code=error.code,
-                http_status=http_status_of(error),
-                seconds=0.0,
-                queue_s=None,
-                forward_s=None,
+        self._observer.tell(
+            refused_unread(
+                self._observer.sampled(origin), "ModelInfer", error.code, http_status_of(error)
             )
         )
 

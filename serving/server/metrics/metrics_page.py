@@ -6,7 +6,7 @@ somebody asks.  Names, labels and buckets are the same in both of Tessera's serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -34,6 +34,7 @@ class MetricsCollector(Collector):
         versions: the metrics of repositories.
         security: those of tokens and certificates.
         dropped_lines: of each log, how many lines it has lost so far.
+        spans: how many spans of traced calls were ``sent`` and ``dropped`` so far.
     """
 
     def __init__(self, server_version: str, dropped_log_lines: Callable[[], int]) -> None:
@@ -42,6 +43,7 @@ class MetricsCollector(Collector):
             "server": dropped_log_lines,
             "access": lambda: 0,
         }
+        self.spans: Callable[[], Mapping[str, int]] = lambda: {"sent": 0, "dropped": 0}
         self.models: list[ModelMetrics] = []
         self.unresolved = ModelMetrics("", "")
         self.versions = VersionMetrics()
@@ -91,7 +93,8 @@ class MetricsCollector(Collector):
                 batches.add_metric((*labels, cut.value), count)
             ids.add_metric(labels, model.ids)
             outside.add_metric(labels, model.out_of_range_ids)
-        yield from (requests, rejected, batches, ids, outside, values, missing, self._dropped())
+        yield from (requests, rejected, batches, ids, outside, values, missing)
+        yield from (self._dropped(), self._told_spans())
 
     def _dropped(self) -> Metric:
         dropped = CounterMetricFamily(
@@ -102,6 +105,14 @@ class MetricsCollector(Collector):
         for log, lines in self.dropped_lines.items():
             dropped.add_metric((log,), lines())
         return dropped
+
+    def _told_spans(self) -> Metric:
+        spans = CounterMetricFamily(
+            "tessera_spans", "Spans of traced calls, by what became of them", labels=("result",)
+        )
+        for result, count in self.spans().items():
+            spans.add_metric((result,), count)
+        return spans
 
     def _histograms(self) -> Iterator[Metric]:
         stages = _histogram(
@@ -219,6 +230,18 @@ class MetricsPage:
     def dropped_lines(self) -> dict[str, Callable[[], int]]:
         """What tells how many lines each log has lost so far, by the log's name."""
         return self._collector.dropped_lines
+
+    @property
+    def spans(self) -> Mapping[str, int]:
+        """How many spans of traced calls were ``sent`` and ``dropped`` so far."""
+        return self._collector.spans()
+
+    def show_calls(
+        self, dropped_lines: Callable[[], int], spans: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Ask these for the lines that the access log has lost, and for the spans that were sent and dropped."""
+        self._collector.dropped_lines["access"] = dropped_lines
+        self._collector.spans = spans
 
     def add(self, model: ModelMetrics) -> None:
         """Show ``model`` from now on."""

@@ -52,6 +52,7 @@ class ProcessReporter:
         past: Report = json.loads(before) if before else {}
         self._past_cpu_seconds: float = past.get("cpu_seconds", 0.0)
         self._past_dropped: dict[str, int] = past.get("dropped_lines", {})
+        self._past_spans: dict[str, int] = past.get("spans", {})
         for model in (*page.models, page.unresolved):
             if past:
                 model.add(past["models"][model.model]["counted"])
@@ -73,6 +74,10 @@ class ProcessReporter:
                     log: self._past_dropped.get(log, 0) + lines()
                     for log, lines in self._page.dropped_lines.items()
                 },
+                "spans": {
+                    result: self._past_spans.get(result, 0) + count
+                    for result, count in self._page.spans.items()
+                },
                 "refused_calls": self._page.security.refused,
                 "models": {
                     model.model: {"counted": model.counted(), "now": _gauges(model)}
@@ -87,11 +92,13 @@ class ProcessTotals(Collector):
 
     Attributes:
         dropped_lines: of each log, the lines that all processes have lost.
+        spans: of all processes, the spans that were ``sent`` and ``dropped``.
     """
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
         self.dropped_lines: Counter[str] = Counter()
+        self.spans: Counter[str] = Counter()
         self._restarts = 0
         self._began = time.time()
 
@@ -112,9 +119,10 @@ class ProcessTotals(Collector):
         """
         self._reports = [json.loads(content) for content in contents if content]
         self._restarts = restarts
-        self.dropped_lines = Counter()
+        self.dropped_lines, self.spans = Counter(), Counter()
         for report in self._reports:
             self.dropped_lines.update(report["dropped_lines"])
+            self.spans.update(report["spans"])
         security.take_others([report["refused_calls"] for report in self._reports])
         for model in models:
             reports = [report["models"][model.model] for report in self._reports]

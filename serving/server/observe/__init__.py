@@ -1,1 +1,1 @@
-"""What is told of each call beside the counters: the access log."""
+"""What is told of single calls beside the counters: the access log, and spans of those that are traced."""

@@ -10,50 +10,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from tessera.errors import UserError
-from tessera.serving.server.errors import Code
 from tessera.serving.server.log_writer import LogWriter
-from tessera.serving.server.observe.origin import CallOrigin
+from tessera.serving.server.observe.call_record import CallRecord
 
 STANDARD_OUTPUT = "-"
 
 _MODE = 0o640
 """Lines tell who asked for what: not for everybody."""
-
-
-@dataclass(slots=True)
-class CallRecord:
-    """How a call for scores went.
-
-    Attributes:
-        origin: where it comes from.
-        method: ``Predict`` or ``ModelInfer``.
-        model: that answered or refused; empty: the call names none.
-        version: of that model.
-        samples: of a request that was read; else 0.
-        ids: of such a request, as they are looked up.
-        code: how it ended.
-        http_status: what REST's answer says; used of REST alone.
-        seconds: from when the message was there to the end.
-        queue_s: what it waited, of a call that was answered; else None.
-        forward_s: what its forward passes took, likewise.
-    """
-
-    origin: CallOrigin
-    method: str
-    model: str
-    version: str
-    samples: int
-    ids: int
-    code: Code
-    http_status: int
-    seconds: float
-    queue_s: float | None
-    forward_s: float | None
 
 
 class AccessLog:
@@ -142,12 +109,13 @@ def access_line(record: CallRecord, now: datetime) -> str:
     if origin.protocol == "rest":
         told["http_status"] = record.http_status
     told["duration_ms"] = _ms(record.seconds)
-    if record.queue_s is not None and record.forward_s is not None:
-        told["queue_ms"] = _ms(record.queue_s)
-        told["forward_ms"] = _ms(record.forward_s)
+    if record.stages is not None:
+        told["queue_ms"] = _ms(record.stages.queue)
+        told["forward_ms"] = _ms(record.stages.forward)
     told["request_id"] = origin.request_id
-    if origin.parent is not None:
-        told["trace_id"] = origin.parent.trace_id
+    trace_id = origin.trace_id or (origin.parent.trace_id if origin.parent else "")
+    if trace_id:
+        told["trace_id"] = trace_id
     return json.dumps(told, separators=(",", ":")) + "\n"
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hmac
 import os
+import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,12 +47,14 @@ class CallOrigin:
         peer: the client's IP address; empty where it is not known.
         request_id: the client's, or one that was made.
         parent: what its traceparent says; None: it gave none.
+        trace_id: of the trace that gets spans of it; empty: it is not traced.
     """
 
     protocol: Literal["grpc", "rest"]
     peer: str
     request_id: str
     parent: TraceParent | None
+    trace_id: str = ""
 
 
 def request_id_of(given: str) -> str:
@@ -71,38 +74,100 @@ def read_traceparent(header: str) -> TraceParent | None:
     return TraceParent(trace, span, bool(int(flags, 16) & 1))
 
 
-def rest_origin(headers: Mapping[str, str], peer: str) -> CallOrigin:
-    """The origin of a request over HTTP/1.1 with these headers, whose names are not told apart by case."""
-    return CallOrigin(
-        "rest",
-        _plain_address(peer),
-        request_id_of(headers.get(REQUEST_ID, "")),
-        read_traceparent(headers.get(_TRACEPARENT, "")),
-    )
+class Sampler:
+    """Decides which calls are traced.
+
+    Args:
+        share: of the calls without a traceparent, 0 to 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def trace_id(self, parent: TraceParent | None) -> str:
+        """The trace of a call with this traceparent, as 32 hexadecimal digits; empty: it is not traced."""
+        if parent is not None:
+            return parent.trace_id if parent.sampled else ""
+        return os.urandom(16).hex() if random.random() < self._share else ""  # noqa: S311 - not a secret
 
 
-class GrpcOrigins:
+class _Origins:
+    """What the origins of both protocols have in common.
+
+    Args:
+        sampler: decides which calls are traced; None: none is.
+        logged: whether each call gets a line of the access log.
+
+    Attributes:
+        logged: whether each call gets a line; the answers then say under which id.
+    """
+
+    def __init__(self, *, sampler: Sampler | None, logged: bool) -> None:
+        self._sampler = sampler
+        self.logged = logged
+
+    def _trace_id(self, parent: TraceParent | None) -> str:
+        return "" if self._sampler is None else self._sampler.trace_id(parent)
+
+
+class RestOrigins(_Origins):
+    """Reads the origins of requests over HTTP/1.1.
+
+    Args:
+        sampler: see `_Origins`.
+        logged: see `_Origins`, too.
+        forwards: each call is told of to the process that computes it, which decides whether it is traced.
+    """
+
+    def __init__(self, *, sampler: Sampler | None, logged: bool, forwards: bool = False) -> None:
+        super().__init__(sampler=None if forwards else sampler, logged=logged)
+        self._forwards = forwards
+
+    def of(self, headers: Mapping[str, str], peer: str) -> CallOrigin | None:
+        """The origin of the request with these headers, whose names are not told apart by case; None: it is not told of."""
+        parent = read_traceparent(headers.get(_TRACEPARENT, ""))
+        trace_id = self._trace_id(parent)
+        if not (self.logged or self._forwards or trace_id):
+            return None
+        request_id = request_id_of(headers.get(REQUEST_ID, ""))
+        return CallOrigin("rest", _plain_address(peer), request_id, parent, trace_id)
+
+
+class GrpcOrigins(_Origins):
     """Reads the origins of gRPC calls.
 
     Args:
         secret: shown by another process of this server that forwards a call; empty: there is none.
+        sampler: see `_Origins`.
+        logged: see `_Origins`, too.
     """
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, *, sampler: Sampler | None, logged: bool) -> None:
+        super().__init__(sampler=sampler, logged=logged)
         self._secret = secret
 
-    def of(self, metadata: Iterable[tuple[str, Any]] | None, peer: str) -> CallOrigin:
-        """The origin of the call with this metadata, which has come from the IP address ``peer``."""
+    def of(
+        self, metadata: Iterable[tuple[str, Any]] | None, peer: Callable[[], str]
+    ) -> CallOrigin | None:
+        """The origin of the call with this metadata; None: it is not told of.
+
+        Args:
+            metadata: of the call.
+            peer: gives the IP address that it has come from.
+        """
         given: dict[str, str] = {}
         for name, value in metadata or ():
             if name in {REQUEST_ID, _TRACEPARENT, _FORWARDED} and isinstance(value, str):
                 given[name] = given.get(name) or value
         parent = read_traceparent(given.get(_TRACEPARENT, ""))
+        trace_id = self._trace_id(parent)
+        if not (self.logged or trace_id):
+            return None
         forwarded = self._forwarded(given.get(_FORWARDED, ""))
         if forwarded is not None:
-            return CallOrigin("rest", *forwarded, parent)
+            return CallOrigin("rest", *forwarded, parent, trace_id)
         request_id = request_id_of(given.get(REQUEST_ID, ""))
-        return CallOrigin("grpc", _plain_address(peer), request_id, parent)
+        return CallOrigin("grpc", _plain_address(peer()), request_id, parent, trace_id)
 
     def _forwarded(self, text: str) -> tuple[str, str] | None:
         secret, _, rest = text.partition(" ")

@@ -9,9 +9,8 @@ Legend: ``B`` samples, ``F`` features of a group.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.protocol import inference_pb2 as ipb
@@ -20,6 +19,13 @@ from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.request.decoded_request import DecodedRequest
 from tessera.serving.server.request.decoder import RequestDecoder, RequestNames
+from tessera.serving.server.request.infer_parameters import read_number, refuse_sequence
+from tessera.serving.server.request.infer_regions import (
+    Place,
+    RequestRegions,
+    check_parameters,
+    is_placed,
+)
 from tessera.serving.server.request.infer_tensors import (
     DENSE,
     PLAIN,
@@ -30,7 +36,7 @@ from tessera.serving.server.request.infer_tensors import (
     Tensor,
     read_tensor,
 )
-from tessera.serving.server.request.wire import GroupNames
+from tessera.serving.server.request.wire import F32_WIRE, GroupNames
 
 _TENSOR_NAMES = RequestNames(DENSE, PLAIN, SCORED)
 
@@ -52,7 +58,7 @@ class InferWork:
         request: its samples.
         priority: higher is served first.
         timeout_s: seconds from its arrival within which the work must have begun, or infinity.
-        copied_bytes: of typed contents as plain numbers, and of the ids of strings.
+        copied_bytes: of typed contents as plain numbers, of the ids of strings, and of what was in shared memory.
         outputs: the outputs that it asks for, in its order; None: all.
     """
 
@@ -79,52 +85,65 @@ class InferDecoder:
         self._features = _features(schema)
         self._most_ids = limits.max_request_ids
         self._inputs = [tensor.name for tensor in inputs_of(schema)]
-        self._outputs = [output.name for output in schema.outputs]
+        self._widths = {output.name: output.width for output in schema.outputs}
 
-    def decode(self, message: ipb.ModelInferRequest) -> InferWork:
+    def decode(self, message: ipb.ModelInferRequest, regions: RequestRegions) -> InferWork:
         """Check ``message`` and give its arrays.
 
         Raises:
             InvalidRequestError: naming the tensor or parameter and both numbers.
+            ServeError: a tensor's shared memory is not there.
         """
-        timeout_us = _read_number(message.parameters, "timeout", (1 << 63) - 1)
-        priority = _read_number(message.parameters, "priority", LOWEST_PRIORITY - 1)
-        _refuse_sequence(message.parameters)
-        given = self._read_inputs(message)
+        timeout_us = read_number(message.parameters, "timeout", (1 << 63) - 1)
+        priority = read_number(message.parameters, "priority", LOWEST_PRIORITY - 1)
+        refuse_sequence(message.parameters)
+        given = self._read_inputs(message, regions)
         self._check_groups(given)
         flat = self._flatten(given)
-        outputs = self._read_outputs(message.outputs)
+        outputs = self._read_outputs(message.outputs, regions)
         return InferWork(
             self._decoder.decode(flat),
             LOWEST_PRIORITY - priority if priority else 0,
             timeout_us / 1e6 if timeout_us else math.inf,
-            sum(
-                one.number_bytes
-                for one in given.values()
-                if one.strings is not None or not message.raw_input_contents
-            ),
+            regions.copied_bytes + sum(one.copied_bytes for one in given.values()),
             outputs,
         )
 
-    def _read_inputs(self, message: ipb.ModelInferRequest) -> dict[str, GivenTensor]:
-        raw: Sequence[bytes] = message.raw_input_contents
-        if raw and len(raw) != len(message.inputs):
-            raise InvalidRequestError(
-                f"raw_input_contents has {len(raw)} entries, expected {len(message.inputs)}: one "
-                "for each input"
-            )
+    def place_outputs(
+        self, message: ipb.ModelInferRequest, regions: RequestRegions, samples: int
+    ) -> dict[str, Place]:
+        """Where outputs of a decoded request go that do not go into the answer, by their names.
+
+        Raises:
+            ServeError: there is no such region, or it has no room or must not be written to.
+        """
+        places: dict[str, Place] = {}
+        for output in message.outputs:
+            if is_placed(output.parameters):
+                size = samples * self._widths[output.name] * F32_WIRE.itemsize
+                places[output.name] = regions.place_of(output.name, output.parameters, size)
+        return places
+
+    def _read_inputs(
+        self, message: ipb.ModelInferRequest, regions: RequestRegions
+    ) -> dict[str, GivenTensor]:
+        raw = _raw_contents(message, regions)
         given: dict[str, GivenTensor] = {}
-        for at, tensor in enumerate(message.inputs):
+        for tensor in message.inputs:
             if tensor.name not in TENSOR_BY_NAME:
                 raise InvalidRequestError(
                     f"input '{tensor.name}' is unknown; this model has {_listed(self._inputs)}"
                 )
             if tensor.name in given:
                 raise InvalidRequestError(f"input '{tensor.name}' is given twice")
-            _refuse_parameters("input", tensor.name, tensor.parameters)
-            given[tensor.name] = read_tensor(
-                TENSOR_BY_NAME[tensor.name], tensor, raw[at] if raw else None, self._most_ids
-            )
+            check_parameters("input", tensor.name, tensor.parameters, may_be_placed=regions.allowed)
+            expected = TENSOR_BY_NAME[tensor.name]
+            if is_placed(tensor.parameters):
+                given[tensor.name] = read_tensor(expected, tensor, regions, self._most_ids)
+            else:
+                # An entry that is missing is refused by its size, as an empty one is.
+                content = None if raw is None else next(raw, b"")
+                given[tensor.name] = read_tensor(expected, tensor, content, self._most_ids)
         return given
 
     def _check_groups(self, given: dict[str, GivenTensor]) -> None:
@@ -164,21 +183,41 @@ class InferDecoder:
         return flat
 
     def _read_outputs(
-        self, asked: Sequence[ipb.ModelInferRequest.InferRequestedOutputTensor]
+        self,
+        asked: Sequence[ipb.ModelInferRequest.InferRequestedOutputTensor],
+        regions: RequestRegions,
     ) -> list[str] | None:
         if not asked:
             return None
         names: list[str] = []
         for output in asked:
-            if output.name not in self._outputs:
+            if output.name not in self._widths:
                 raise InvalidRequestError(
-                    f"output '{output.name}' is unknown; this model has {_listed(self._outputs)}"
+                    f"output '{output.name}' is unknown; this model has {_listed(list(self._widths))}"
                 )
             if output.name in names:
                 raise InvalidRequestError(f"output '{output.name}' is asked for twice")
-            _refuse_parameters("output", output.name, output.parameters)
+            check_parameters(
+                "output", output.name, output.parameters, may_be_placed=regions.allowed
+            )
             names.append(output.name)
         return names
+
+
+def _raw_contents(
+    message: ipb.ModelInferRequest, regions: RequestRegions
+) -> Iterator[bytes] | None:
+    """The contents of the inputs that are not in shared memory, in their order; None: they are typed."""
+    raw: Sequence[bytes] = message.raw_input_contents
+    placed = sum(is_placed(tensor.parameters) for tensor in message.inputs)
+    expected = len(message.inputs) - placed
+    # What is in shared memory and must not be there is refused by its name.
+    if raw and len(raw) != expected and (regions.allowed or not placed):
+        which = " that is not in shared memory" if placed else ""
+        raise InvalidRequestError(
+            f"raw_input_contents has {len(raw)} entries, expected {expected}: one for each input{which}"
+        )
+    return iter(raw) if raw else None
 
 
 def _features(schema: InputSchema) -> dict[str, int]:
@@ -216,57 +255,6 @@ def _fill(group: pb.SparseFeatures, names: GroupNames, given: dict[str, GivenTen
         group.values = values.content
     if names.weights in given:
         group.weights = given[names.weights].content
-
-
-_Parameters = Any  # a map of InferParameter; its generated type cannot be named
-
-
-def _number(parameter: ipb.InferParameter) -> int | None:
-    """The parameter's value where it is a whole number."""
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind == "int64_param":
-        return parameter.int64_param
-    if kind == "uint64_param":
-        return parameter.uint64_param
-    return None
-
-
-def _read_number(parameters: _Parameters, name: str, most: int) -> int:
-    """The parameter's value, 0 where it is not there."""
-    if name not in parameters:
-        return 0
-    number = _number(parameters[name])
-    if number is None:
-        raise InvalidRequestError(
-            f"parameter {name!r} is neither an int64_param nor a uint64_param"
-        )
-    if not 0 <= number <= most:
-        raise InvalidRequestError(f"parameter {name!r} is {number}, expected 0 to {most}")
-    return number
-
-
-def _refuse_sequence(parameters: _Parameters) -> None:
-    if "sequence_id" not in parameters:
-        return
-    sequence = parameters["sequence_id"]
-    if sequence.WhichOneof("parameter_choice") == "string_param":
-        unused = not sequence.string_param
-    else:
-        unused = _number(sequence) == 0
-    if not unused:
-        raise InvalidRequestError(
-            "parameter 'sequence_id' is not supported: models keep no state between requests"
-        )
-
-
-def _refuse_parameters(kind: str, name: str, parameters: _Parameters) -> None:
-    """Where the data lies elsewhere, or is asked for in another form."""
-    refused = min(
-        (key for key in parameters if key == "classification" or key.startswith("shared_memory_")),
-        default=None,
-    )
-    if refused is not None:
-        raise InvalidRequestError(f"parameter '{refused}' of {kind} '{name}' is not supported")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.request.decoded_request import Answer
+from tessera.serving.server.request.infer_regions import Place
 
 
 class InferEncoder:
@@ -33,16 +34,29 @@ class InferEncoder:
         self._version = model_version
 
     def encode(
-        self, answer: Answer, *, samples: int, outputs: list[str] | None, call_id: str
+        self,
+        answer: Answer,
+        *,
+        samples: int,
+        outputs: list[str] | None,
+        places: Mapping[str, Place],
+        call_id: str,
     ) -> bytes:
-        """The message's bytes.
+        """The message's bytes; what goes elsewhere has been written there.
 
         Args:
             answer: the scores.
             samples: ``B``.
             outputs: which outputs to tell, in this order; None: all, in the model's.
+            places: where outputs go instead of into the message, in which each has then an empty entry, so that
+                the entries go on being in the order of the outputs.
             call_id: the request's own name for itself.
+
+        Raises:
+            ServeError: a place cannot be written to.
         """
+        for name, place in places.items():
+            place.write(name, answer.outputs[name])
         response = ipb.ModelInferResponse(
             model_name=self._name, model_version=self._version, id=call_id
         )
@@ -52,5 +66,5 @@ class InferEncoder:
             width = self._widths[name]
             shape = [samples] if width == 1 else [samples, width]
             response.outputs.add(name=name, datatype="FP32", shape=shape)
-            response.raw_output_contents.append(answer.outputs[name])
+            response.raw_output_contents.append(b"" if name in places else answer.outputs[name])
         return response.SerializeToString()

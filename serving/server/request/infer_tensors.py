@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.errors import InvalidRequestError
+from tessera.serving.server.request.infer_regions import RequestRegions
 from tessera.serving.server.request.strings import STRING_HEAD_BYTES, split_raw
 from tessera.serving.server.request.wire import F32_WIRE, I32_WIRE, I64_WIRE, GroupNames
 
@@ -23,6 +24,8 @@ _LARGEST_DIMENSION = (1 << 31) - 1
 
 STRINGS = "BYTES"
 """The datatype of values that are given as strings."""
+
+_STRING_ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +68,22 @@ _NUMBERS: dict[str, tuple[np.dtype[Any], str]] = {
 class GivenTensor:
     """An input of a request, whose number of elements its shape has confirmed.
 
-    ``content`` has its elements as numbers, ``strings`` those of the datatype BYTES.
+    ``content`` has its elements as numbers, ``strings`` those of the datatype BYTES.  ``copied_bytes`` is what typed
+    contents take as numbers, a string as the id that is made of it.
     """
 
     datatype: str
     shape: list[int]
     elements: int
     content: bytes
+    copied_bytes: int = 0
     strings: Sequence[bytes] | None = None
-
-    @property
-    def number_bytes(self) -> int:
-        """What its elements take as numbers, a string as the id that is made of it."""
-        return len(self.content) if self.strings is None else 8 * self.elements
 
 
 def read_tensor(
     expected: Tensor,
     tensor: ipb.ModelInferRequest.InferInputTensor,
-    raw: bytes | None,
+    raw: bytes | RequestRegions | None,
     most_ids: int,
 ) -> GivenTensor:
     """Check what a request says of an input, and give its elements.
@@ -91,11 +91,12 @@ def read_tensor(
     Args:
         expected: the input of the model.
         tensor: as it came.
-        raw: its raw contents; None: its contents are typed.
+        raw: its raw contents, or the shared memory in which it lies; None: its contents are typed.
         most_ids: more strings than these are refused before they are looked at.
 
     Raises:
         InvalidRequestError: naming the tensor and both numbers.
+        ServeError: its shared memory is not there.
     """
     name, datatype = tensor.name, tensor.datatype
     if datatype not in expected.datatypes:
@@ -113,14 +114,36 @@ def read_tensor(
                 f"{name}.shape[{at}] is {size}, expected 0 to {_LARGEST_DIMENSION}"
             )
     elements = math.prod(shape)
+    # Before strings are looked for one by one.
+    if datatype == STRINGS and elements > most_ids:
+        raise InvalidRequestError(f"the request has {elements} ids, the limit is {most_ids}")
+    untyped = None if raw is None else _untyped(tensor, raw, elements)
     if datatype == STRINGS:
-        strings = _read_strings(name, tensor.contents, raw, elements, most_ids)
-        return GivenTensor(datatype, shape, elements, b"", strings)
-    if raw is None:
+        strings = _read_strings(name, tensor.contents, untyped, elements)
+        return GivenTensor(datatype, shape, elements, b"", _STRING_ID_BYTES * elements, strings)
+    if untyped is None:
         content = _read_contents(name, datatype, tensor.contents, elements)
-    else:
-        content = _read_raw(name, datatype, tensor.contents, raw, elements)
-    return GivenTensor(datatype, shape, elements, content)
+        return GivenTensor(datatype, shape, elements, content, len(content))
+    return GivenTensor(datatype, shape, elements, untyped)
+
+
+def _untyped(
+    tensor: ipb.ModelInferRequest.InferInputTensor, raw: bytes | RequestRegions, elements: int
+) -> bytes:
+    """The contents of a tensor whose contents are not typed; numbers of the right size."""
+    name, datatype = tensor.name, tensor.datatype
+    beside = "shared memory" if isinstance(raw, RequestRegions) else "raw_input_contents"
+    if tensor.contents.ListFields():
+        raise InvalidRequestError(
+            f"{name} has typed contents beside {beside}, expected only one of the two"
+        )
+    size = raw.size_of(tensor) if isinstance(raw, RequestRegions) else len(raw)
+    if datatype != STRINGS and size != (expected := elements * _NUMBERS[datatype][0].itemsize):
+        raise InvalidRequestError(
+            f"{name} has {size} bytes, expected {expected} (its shape has {elements} {datatype} "
+            "elements)"
+        )
+    return raw.content_of(tensor) if isinstance(raw, RequestRegions) else raw
 
 
 def _read_strings(
@@ -128,14 +151,9 @@ def _read_strings(
     contents: ipb.InferTensorContents,
     raw: bytes | None,
     elements: int,
-    most_ids: int,
 ) -> Sequence[bytes]:
-    # Before strings are looked for one by one.
-    if elements > most_ids:
-        raise InvalidRequestError(f"the request has {elements} ids, the limit is {most_ids}")
     if raw is None:
         return _typed(name, contents, "bytes_contents", elements)
-    _refuse_typed_beside_raw(name, contents)
     strings = split_raw(raw, elements)
     if strings is None:
         raise InvalidRequestError(
@@ -143,26 +161,6 @@ def _read_strings(
             f"in {STRING_HEAD_BYTES} bytes"
         )
     return strings
-
-
-def _refuse_typed_beside_raw(name: str, contents: ipb.InferTensorContents) -> None:
-    if contents.ListFields():
-        raise InvalidRequestError(
-            f"{name} has typed contents beside raw_input_contents, expected only one of the two"
-        )
-
-
-def _read_raw(
-    name: str, datatype: str, contents: ipb.InferTensorContents, raw: bytes, elements: int
-) -> bytes:
-    _refuse_typed_beside_raw(name, contents)
-    size = elements * _NUMBERS[datatype][0].itemsize
-    if len(raw) != size:
-        raise InvalidRequestError(
-            f"{name} has {len(raw)} bytes, expected {size} (its shape has {elements} {datatype} "
-            "elements)"
-        )
-    return raw
 
 
 def _read_contents(

@@ -103,9 +103,10 @@ class ShardedManagedCollisionCollection(nn.Module):
         ranks = self._world_size
         bounds: list[list[int]] = []
         for table, features in self._table_features:
-            size = self._part_of(table).input_size()
-            block = -(-size // ranks)
-            bounds += [[min(block * rank, size) for rank in range(ranks + 1)]] * len(features)
+            own = self._part_of(table).range_bounds(self._bounds[table])
+            bounds += [own] * len(features)
+        parts = [self._part_of(table) for table in self._bounds]
+        by_id = all(type(p).range_key is ManagedCollisionModule.range_key for p in parts)
         return RwSparseFeaturesDist(
             self._pg,
             [range(ranks)],
@@ -114,6 +115,18 @@ class ShardedManagedCollisionCollection(nn.Module):
             self._device,
             is_sequence=True,
             keep_original_indices=True,
+            keys=None if by_id else self._range_keys,
+        )
+
+    def _range_keys(self, features: KeyedJaggedTensor) -> Tensor:
+        """By whose ranges the ids of all tables' features are sent, ``[N]``."""
+        bags = features.to_dict()
+        return torch.cat(
+            [
+                self._part_of(table).range_key(bags[name].values())
+                for table, names in self._table_features
+                for name in names
+            ]
         )
 
     def _part_of(self, table: str) -> ManagedCollisionModule:
@@ -196,8 +209,7 @@ def _row_bounds(sharding: TableSharding) -> dict[str, list[int]]:
 def _part(
     name: str, plain: ManagedCollisionModule, bounds: list[int], rank: int, device: torch.device
 ) -> ManagedCollisionModule:
-    size, free = plain.output_size(), plain.open_slots()
-    if not free.is_meta and int(free) != size - 1:
+    if plain.holds_ids():
         raise UserError(
             f"the map of table {name!r} holds ids already, and sharded ones begin empty; shard first, then "
             "load the state"
@@ -217,8 +229,8 @@ def _by_row(part: ManagedCollisionModule) -> list[str]:
     rows = part.output_size()
     return [
         name
-        for name, own in part.named_buffers()
-        if name not in _OF_ALL_RANKS and own.dim() == 1 and own.numel() == rows
+        for name, own in part.state_dict().items()
+        if name not in _OF_ALL_RANKS and own.size(0) == rows
     ]
 
 
@@ -231,15 +243,16 @@ def _whole_maps(
     if module._pg is None:  # noqa: SLF001 - its own hook
         return
     for table, bounds in module._bounds.items():  # noqa: SLF001 - as above
-        places = [
-            ShardMetadata([first], [end - first], f"rank:{rank}/cpu")
-            for rank, (first, end) in enumerate(pairwise(bounds))
-        ]
         for name in _by_row(module._part_of(table)):  # noqa: SLF001 - as above
             key = f"{prefix}_managed_collision_modules.{table}.{name}"
             own = state_dict[key]
+            rest = list(own.shape[1:])
+            places = [
+                ShardMetadata([first] + [0] * len(rest), [end - first, *rest], f"rank:{rank}/cpu")
+                for rank, (first, end) in enumerate(pairwise(bounds))
+            ]
             metadata = ShardedTensorMetadata(
-                places, torch.Size([bounds[-1]]), TensorProperties(dtype=own.dtype)
+                places, torch.Size([bounds[-1], *rest]), TensorProperties(dtype=own.dtype)
             )
             here = places[module._pg.rank()]  # noqa: SLF001 - as above
             state_dict[key] = sharded_tensor([(here, own)], metadata, module._pg)  # noqa: SLF001 - as above
@@ -255,12 +268,11 @@ def _own_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: A
             key = f"{prefix}_managed_collision_modules.{table}.{name}"
             value = state_dict.get(key)
             if isinstance(value, ShardedTensor):
-                own = [
-                    s.tensor for s in value.local_shards() if s.metadata.shard_offsets == [first]
-                ]
+                shards = value.local_shards()
+                own = [s.tensor for s in shards if s.metadata.shard_offsets[0] == first]
                 if own:
                     state_dict[key] = own[0]
-            elif isinstance(value, Tensor) and value.numel() == bounds[-1]:
+            elif isinstance(value, Tensor) and value.size(0) == bounds[-1]:
                 state_dict[key] = value[first : first + part.output_size()]
 
 

@@ -5,6 +5,8 @@ Legend: ``W`` ranks, ``F`` features that are sent, ``T`` teams, ``P`` ranks of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -45,6 +47,8 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
         is_sequence: keep where each id went, in ``unbucketize_permute_tensor``.
         need_pos: send each id's place in its bag as its weight.
         keep_original_indices: send ids as they are; otherwise as rows of the receiver's block.
+        keys: gives ``[N]`` numbers of the features, which are sorted into ``row_bounds`` in the ids' place while
+            the ids are sent as they are, with ``is_sequence``; None: the ids.
     """
 
     def __init__(
@@ -58,8 +62,10 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
         is_sequence: bool = False,
         need_pos: bool = False,
         keep_original_indices: bool = False,
+        keys: Callable[[KeyedJaggedTensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
+        self._keys = keys
         self._keeps = keep_original_indices
         self._count = len(row_bounds[0]) - 1 if row_bounds else 1
         blocks = [max(bounds[1], 1) for bounds in row_bounds]
@@ -99,8 +105,9 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
         self, sparse_features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
         """Begin to send ``F`` features."""
+        keys = self._keys
         sent, places = bucketize_kjt_before_all2all(
-            sparse_features,
+            sparse_features if keys is None else sparse_features.with_values(keys(sparse_features)),
             self._count,
             self._block_sizes,
             output_permute=self._is_sequence,
@@ -108,6 +115,10 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
             block_bucketize_row_pos=self._bounds,
             keep_original_indices=self._keeps,
         )
+        if keys is not None and places is not None:
+            ids = torch.empty_like(sparse_features.values())
+            ids[places] = sparse_features.values()
+            sent = sent.with_values(ids)
         if self._order is not None:
             if places is not None:
                 places = self._moved(places, sent.length_per_key())

@@ -1,0 +1,16 @@
+// What an operator may say of what is told of single calls: docs/observe.md.
+//
+// Contract: plain values.
+#pragma once
+
+#include <string>
+
+namespace tessera {
+
+struct ObserverOptions {
+  std::string access_log = {};     // a file, or "-" for the standard output; empty: none
+  std::string otlp_endpoint = {};  // the address of a collector; empty: no call is traced
+  double trace_share = 0.01;       // of the calls without a traceparent, 0 to 1
+};
+
+}  // namespace tessera

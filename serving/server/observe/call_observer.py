@@ -1,0 +1,101 @@
+"""What is told of single calls for scores: a line of the access log of each, and spans of some.
+
+Whether a call is traced is decided before it is computed, so that how it went makes no difference: a traceparent says it
+by its sampled flag; a share of the calls without one begins a trace of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tessera
+from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.observe.access_log import AccessLog, open_access_log
+from tessera.serving.server.observe.call_record import CallRecord
+from tessera.serving.server.observe.collector import read_collector
+from tessera.serving.server.observe.origin import CallOrigin, GrpcOrigins, RestOrigins, Sampler
+from tessera.serving.server.observe.span_exporter import SpanExporter
+
+
+class CallObserver:
+    """Tells of calls; used on the event loop's thread alone.
+
+    Args:
+        config: of the server.
+        log: told when spans cannot be sent.
+
+    Raises:
+        UserError: the access log cannot be opened.
+    """
+
+    def __init__(self, config: ServerConfig, log: Any) -> None:
+        self._lines: AccessLog | None = open_access_log(config.access_log)
+        self._sampler = Sampler(config.trace_share) if config.otlp_endpoint else None
+        self._spans = (
+            SpanExporter(read_collector(config.otlp_endpoint), tessera.__version__, log)
+            if config.otlp_endpoint
+            else None
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether any call is told of."""
+        return self._lines is not None or self._spans is not None
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is a file that can be opened again."""
+        return self._lines is not None and self._lines.has_file
+
+    def grpc_origins(self, secret: str) -> GrpcOrigins | None:
+        """What reads the origins of gRPC calls that show ``secret`` where they are forwarded; None: nobody asks."""
+        if not self.active:
+            return None
+        return GrpcOrigins(secret, sampler=self._sampler, logged=self._lines is not None)
+
+    def rest_origins(self, *, forwards: bool = False) -> RestOrigins | None:
+        """What reads the origins of requests over HTTP; None: nobody asks.
+
+        Args:
+            forwards: the calls are forwarded to processes that decide which are traced.
+        """
+        if not self.active:
+            return None
+        return RestOrigins(sampler=self._sampler, logged=self._lines is not None, forwards=forwards)
+
+    def sampled(self, origin: CallOrigin) -> CallOrigin:
+        """``origin`` of a call that was not forwarded in the end."""
+        if self._sampler is None:
+            return origin
+        return dataclasses.replace(origin, trace_id=self._sampler.trace_id(origin.parent))
+
+    def tell(self, record: CallRecord) -> None:
+        """Tell of a call that has just ended."""
+        if self._lines is not None:
+            self._lines.write(record)
+        if self._spans is not None and record.origin.trace_id:
+            self._spans.put(record)
+
+    def dropped_lines(self) -> int:
+        """Lines of the access log that found no room or could not be written."""
+        return 0 if self._lines is None else self._lines.dropped()
+
+    def spans(self) -> dict[str, int]:
+        """How many spans were sent and dropped so far."""
+        exporter = self._spans
+        if exporter is None:
+            return {"sent": 0, "dropped": 0}
+        return {"sent": exporter.sent, "dropped": exporter.dropped}
+
+    def reopen(self, log: Any) -> None:
+        """Go on with the file that has the access log's path now, and tell ``log``."""
+        if self._lines is not None:
+            self._lines.reopen(log)
+
+    def close(self) -> None:
+        """Tell no more; wait at most two seconds until what there is to tell has been told."""
+        if self._spans is not None:
+            self._spans.close()
+        if self._lines is not None:
+            self._lines.close()

@@ -1,0 +1,232 @@
+"""When an id gives up its row in a hash-based managed collision module.
+
+An id has an hour, counted from 1970, before which it keeps its row: that in which it came last, and as many more as
+its time to live (TTL).  After it, a new id that looks at the row may take it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from tessera.errors import UserError
+from tessera.training.sparse.jagged_tensor import JaggedTensor
+
+_SECONDS_AN_HOUR = 3600
+
+
+class HashZchEvictionPolicyName(Enum):
+    """Which of the expired ids among those that a new one looks at gives up its row, and when ids expire.
+
+    `SINGLE_TTL_EVICTION`: the first one; all features' ids live equally long.  `PER_FEATURE_TTL_EVICTION`: the first
+    one; each feature has a time of its own.  `LRU_EVICTION`: the one that expired first, and only if no row is
+    open; all features' ids live equally long.
+    """
+
+    SINGLE_TTL_EVICTION = "SINGLE_TTL_EVICTION"
+    PER_FEATURE_TTL_EVICTION = "PER_FEATURE_TTL_EVICTION"
+    LRU_EVICTION = "LRU_EVICTION"
+
+
+@dataclass
+class HashZchEvictionConfig:
+    """The times to live.
+
+    Attributes:
+        features: those of the table, for ``per_feature_ttl``.
+        single_ttl: hours, for all of them.
+        per_feature_ttl: hours, for each of them.
+    """
+
+    features: list[str]
+    single_ttl: int | None = None
+    per_feature_ttl: list[int] | None = None
+
+
+def get_kernel_from_policy(policy_name: HashZchEvictionPolicyName | None) -> int:
+    """FBGEMM's number of a policy: 1 for `LRU_EVICTION`, 0 for the others."""
+    return int(policy_name is HashZchEvictionPolicyName.LRU_EVICTION)
+
+
+def current_hour() -> int:
+    """Hours since 1970."""
+    return int(time.time() / _SECONDS_AN_HOUR)
+
+
+class HashZchEvictionScorer:
+    """The hour until which each id of a batch keeps its row; of no policy in particular: none.
+
+    Args:
+        config: the times to live.
+    """
+
+    def __init__(self, config: HashZchEvictionConfig) -> None:
+        self._config = config
+
+    def gen_score(self, feature: JaggedTensor, device: torch.device) -> Tensor:
+        """Hours ``[N]`` int32 of the ids of ``feature``, on ``device``."""
+        del feature
+        return torch.empty(0, device=device)
+
+    def gen_threshold(self) -> int:
+        """The hour before which an id has expired; -1: none has."""
+        return -1
+
+
+class HashZchSingleTtlScorer(HashZchEvictionScorer):
+    """Gives all ids the same time to live.
+
+    Raises:
+        UserError: ``config.single_ttl`` is missing or negative.
+    """
+
+    def __init__(self, config: HashZchEvictionConfig) -> None:
+        super().__init__(config)
+        self._ttl = _checked("single_ttl", config.single_ttl)
+
+    def gen_score(self, feature: JaggedTensor, device: torch.device) -> Tensor:
+        """Hours ``[N]`` int32 of the ids of ``feature``, on ``device``."""
+        hour = self._ttl + current_hour()
+        return torch.full_like(feature.values(), hour, dtype=torch.int32, device=device)
+
+    def gen_threshold(self) -> int:
+        """The hour of now."""
+        return current_hour()
+
+
+class HashZchPerFeatureTtlScorer(HashZchEvictionScorer):
+    """Gives the ids of each feature a time to live of their own.
+
+    The weights of a jagged tensor that is scored say how many of its ids are of each feature, in the order of
+    ``config.features``.
+
+    Raises:
+        UserError: ``config.per_feature_ttl`` has not one number for each feature, or a negative one.
+    """
+
+    def __init__(self, config: HashZchEvictionConfig) -> None:
+        super().__init__(config)
+        hours = config.per_feature_ttl or []
+        if len(hours) != len(config.features):
+            raise UserError(
+                f"per_feature_ttl has {len(hours)} numbers for {len(config.features)} features; give each one"
+            )
+        self._ttl = torch.tensor([_checked("per_feature_ttl", ttl) for ttl in hours])
+
+    def gen_score(self, feature: JaggedTensor, device: torch.device) -> Tensor:
+        """Hours ``[N]`` int32 of the ids of ``feature``, on ``device``."""
+        counts = feature.weights().long()
+        hours = self._ttl.to(counts.device).repeat_interleave(counts) + current_hour()
+        return hours.int().to(device)
+
+    def gen_threshold(self) -> int:
+        """The hour of now."""
+        return current_hour()
+
+
+def _checked(name: str, hours: int | None) -> int:
+    if hours is None or hours < 0:
+        raise UserError(f"{name} of HashZchEvictionConfig is {hours}; give 0 hours or more")
+    return hours
+
+
+def get_eviction_scorer(
+    policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig
+) -> HashZchEvictionScorer:
+    """The scorer of a policy."""
+    if policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION:
+        return HashZchPerFeatureTtlScorer(config)
+    return HashZchSingleTtlScorer(config)
+
+
+class HashZchThresholdEvictionModule(nn.Module):
+    """A policy's scores and threshold in one call.
+
+    Args:
+        policy_name: which policy.
+        config: the times to live.
+    """
+
+    def __init__(
+        self, policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig
+    ) -> None:
+        super().__init__()
+        self._eviction_scorer = get_eviction_scorer(policy_name, config)
+
+    def forward(self, feature: JaggedTensor, device: torch.device) -> tuple[Tensor, int]:
+        """The hours ``[N]`` int32 until which ids keep their rows, and the hour before which they have expired."""
+        scorer = self._eviction_scorer
+        return scorer.gen_score(feature, device), scorer.gen_threshold()
+
+
+def get_eviction_module(
+    policy_name: HashZchEvictionPolicyName, config: HashZchEvictionConfig | None
+) -> nn.Module:
+    """The module of a policy.
+
+    Raises:
+        UserError: no ``config``, or one that does not fit.
+    """
+    if config is None:
+        raise UserError(
+            f"eviction_policy_name is {policy_name.value} and eviction_config is missing; give the times to live"
+        )
+    return HashZchThresholdEvictionModule(policy_name, config)
+
+
+class HashZchEvictionModule(nn.Module):
+    """A policy on a device.
+
+    Args:
+        policy_name: which policy.
+        device: where scores lie.
+        config: the times to live.
+
+    Raises:
+        UserError: see `get_eviction_module`.
+    """
+
+    def __init__(
+        self,
+        policy_name: HashZchEvictionPolicyName,
+        device: torch.device,
+        config: HashZchEvictionConfig | None,
+    ) -> None:
+        super().__init__()
+        self._device = device
+        per_feature = policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
+        self._order = config.features if per_feature and config is not None else None
+        self._eviction_module = get_eviction_module(policy_name, config)
+
+    def forward(self, feature: JaggedTensor) -> tuple[Tensor | None, int]:
+        """The hours ``[N]`` int32 until which ids keep their rows, and the hour before which they have expired."""
+        found: tuple[Tensor | None, int] = self._eviction_module(feature, self._device)
+        return found
+
+    def of_features(self, ids: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, int]:
+        """The same of several features' ids.
+
+        Args:
+            ids: by feature, int64.
+
+        Returns:
+            The ids of all of them, ``[N]``, and what `forward` gives for those.
+
+        Raises:
+            UserError: features have times to live of their own, and one of these has none.
+        """
+        order = [*ids] if self._order is None else self._order
+        if unknown := sorted({*ids} - {*order}):
+            raise UserError(
+                f"feature {unknown[0]!r} has no time to live in eviction_config, which has {order}"
+            )
+        nothing = torch.empty(0, dtype=torch.int64, device=self._device)
+        parts = [ids.get(name, nothing) for name in order]
+        values = torch.cat([nothing, *parts])
+        counts = torch.tensor([part.numel() for part in parts], device=self._device)
+        scored = JaggedTensor(values, weights=counts, lengths=counts.sum().view(1))
+        return values, *self.forward(scored)
