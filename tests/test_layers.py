@@ -209,6 +209,7 @@ TRAINING_ORDER = (
     "models",
     "data",
     "datasets",
+    "test_utils",
     "trackers",
     "config",
     "config_reference",
