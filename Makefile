@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page flags-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -137,6 +137,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/python kernels/row_header.py
 	$(BIN)/python -m tessera.serving.package.generate
 	$(BIN)/python -m tessera.training.config_reference
+	$(BIN)/python -m tessera.flags_reference
 	$(BIN)/python cpp_server/check.py
 
 format: install-dev  ## rewrite the sources as the formatter wants them
@@ -159,6 +160,9 @@ package-rules:  ## regenerate what the C++ reader of packages takes from serving
 
 config-page:  ## regenerate docs/config.md from the dataclasses that read a config
 	$(BIN)/python -m tessera.training.config_reference --write
+
+flags-page: install build-server  ## regenerate docs/flags.md from the programs' parsers
+	$(BIN)/python -m tessera.flags_reference --write
 
 # nvcc alone is enough for the check of the CUDA sources; without it there is nothing to compile.
 check-cuda: install

@@ -42,7 +42,7 @@ _PORTS = {
     "http_port": "HTTP port; 0: any free one",
 }
 _BATCHING = {
-    "workers": "inference threads; the default is half of the CPUs",
+    "workers": "inference threads (default: half of the CPUs; here {default})",
     "threads_per_worker": "threads inside one forward pass",
     "worker_niceness": "nice levels by which inference stands back behind the network when CPUs "
     "are short",
@@ -321,5 +321,7 @@ def _add_numbers(
             type=int,
             default=default,
             metavar="N",
-            help=f"{text} (default: {default})",
+            help=text.format(default=default)
+            if "(default" in text
+            else f"{text} (default: {default})",
         )

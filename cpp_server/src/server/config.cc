@@ -125,10 +125,9 @@ std::vector<Flag> own_flags(ServerConfig& config) {
       number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
       number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
       {"workers", "N",
-       text("inference threads of each device, no more and no fewer (default: 2 on a GPU; on CPUs ",
-            default_workers(),
-            ", half of them, and as many as the other half that help while "
-            "requests are heavy)"),
+       text("inference threads of each device, no more and no fewer (default: 2 on a GPU; on CPUs "
+            "half of them, and as many as the other half that help while requests are heavy; here ",
+            default_workers(), ")"),
        [&](const std::string& value) {
          config.workers = checked_number<int>("workers", value, 1, 4'096);
        }},

@@ -1,0 +1,1 @@
+"""What the programs say of themselves, all together."""
