@@ -51,6 +51,7 @@ MAY_IMPORT = {
         *SERVING_BASE,
     ),
     "tessera.serving.client": ("tessera.kernels", *SERVING_BASE),
+    "tessera.serving.capacity": ("tessera.kernels", "tessera.training", *SERVING_BASE),
     "tessera.serving.engine": ("tessera.serving.client",),
     "tessera.serving.packaging": (
         "tessera.kernels",

@@ -1,0 +1,147 @@
+"""What the simulation is told: a host, what things cost on it, and the load."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from tessera.errors import FieldError
+
+MOST_REQUESTS = 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The threads of a server, the CPUs that they share, and who else uses these.
+
+    Attributes:
+        cores: CPUs.
+        loops: threads of the network.
+        workers: threads that compute batches.
+        spares: workers that take part in heavy work alone.
+        runs_passes: whether threads of the network compute short batches themselves.
+        clients: threads of a client on the same CPUs; 0: callers are elsewhere.
+    """
+
+    cores: int
+    loops: int
+    workers: int
+    spares: int = 0
+    runs_passes: bool = False
+    clients: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("cores", "loops", "workers"):
+            if getattr(self, name) < 1:
+                raise FieldError(name, getattr(self, name), "give a whole number of at least 1")
+        for name in ("spares", "clients"):
+            if getattr(self, name) < 0:
+                raise FieldError(name, getattr(self, name), "give 0 or more")
+
+    @classmethod
+    def of_server(cls, server: str, cores: int, *, clients: int = 0) -> Host:
+        """What ``server``, cpp or python, makes of ``cores`` CPUs by its defaults on a CPU model."""
+        half = max(1, cores // 2)
+        if server == "cpp":
+            return cls(
+                cores=cores,
+                loops=half,
+                workers=half,
+                spares=cores - half,
+                runs_passes=True,
+                clients=clients,
+            )
+        return cls(cores=cores, loops=1, workers=half, clients=clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What a request, a batch and a thread that wakes cost, in seconds of a CPU.
+
+    Attributes:
+        call_s: the server's part of a request outside the pass, half before it and half after it.
+        wake_s: each time that a thread of the server begins to run after it had nothing to do.
+        client_call_s: a client's part of a request, half for sending it and half for the answer.
+        client_wake_s: each time that a thread of the client begins to run.
+        wire_s: what an answer takes beyond that, for which nobody uses a CPU.
+        passes: (samples, seconds) of batches, by growing samples; between them, and beyond the last, straight lines.
+        spread: what passes of one size take, divided by the usual one: equally likely values, ascending,
+            between which the simulation draws evenly.  One value: all take the same.
+        ids_per_sample: ids of a sample, over all features.
+    """
+
+    passes: tuple[tuple[int, float], ...]
+    call_s: float = 0.0
+    wake_s: float = 0.0
+    client_call_s: float = 0.0
+    client_wake_s: float = 0.0
+    wire_s: float = 0.0
+    spread: tuple[float, ...] = (1.0,)
+    ids_per_sample: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("call_s", "wake_s", "client_call_s", "client_wake_s", "wire_s"):
+            _refuse_unless(name, getattr(self, name), least=0.0)
+        _refuse_unless("ids_per_sample", self.ids_per_sample, least=0.0)
+        sizes = [samples for samples, _ in self.passes]
+        if not sizes or sizes[0] < 1 or any(a >= b for a, b in itertools.pairwise(sizes)):
+            raise FieldError("passes", sizes, "give sizes of at least 1 that grow")
+        for _, seconds in self.passes:
+            _refuse_unless("passes", seconds, least=0.0)
+        if not self.spread or any(b < a for a, b in itertools.pairwise(self.spread)):
+            raise FieldError("spread", self.spread, "give ascending values")
+        for ratio in self.spread:
+            _refuse_unless("spread", ratio, least=0.0)
+
+    def pass_s(self, samples: int) -> float:
+        """The usual time of a pass of ``samples`` samples."""
+        points = self.passes
+        if len(points) == 1 or samples <= points[0][0]:
+            return points[0][1]
+        for (n0, t0), (n1, t1) in itertools.pairwise(points):  # noqa: B007 - the last ones are used
+            if samples <= n1:
+                break
+        return max(t0 + (t1 - t0) * (samples - n0) / (n1 - n0), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Requests at random times (a Poisson process), of one size.
+
+    Attributes:
+        rate: requests a second at this host.
+        samples: of a request.
+        requests: how many are simulated.
+        seed: of times and of how long passes take.
+        warm_up: share of the requests, the first ones, that figures leave out.
+    """
+
+    rate: float
+    samples: int = 1
+    requests: int = 20_000
+    seed: int = 0
+    warm_up: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < math.inf:
+            raise FieldError("rate", self.rate, "give requests a second above 0")
+        if self.samples < 1:
+            raise FieldError("samples", self.samples, "give a whole number of at least 1")
+        if not 100 <= self.requests <= MOST_REQUESTS:
+            raise FieldError("requests", self.requests, f"give 100 to {MOST_REQUESTS}")
+        if not 0 <= self.warm_up < 1:
+            raise FieldError("warm_up", self.warm_up, "give a share of at least 0 and below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueLimits:
+    """How many requests and samples wait at most; more are refused."""
+
+    max_requests: int = 4096
+    max_samples: int = 65_536
+
+
+def _refuse_unless(field: str, value: float, *, least: float) -> None:
+    if not least <= value < math.inf:
+        raise FieldError(field, value, f"give a number of at least {least:g}")
