@@ -264,3 +264,8 @@ def test_tables_with_sparse_gradients_are_named():
     )
     assert dmp.sparse_grad_parameter_names() == ["x.weight"]
     assert dmp.sparse_grad_parameter_names(["w"], prefix="m.") == ["w", "m.x.weight"]
+
+
+def test_the_plan_has_torchrecs_field_name_too():
+    model = DistributedModelParallel(torch.nn.Linear(2, 2))
+    assert model._plan is model.plan

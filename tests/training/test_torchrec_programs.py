@@ -119,6 +119,7 @@ def test_an_edit_that_matches_nothing_is_told(tmp_path):
 def test_losses_are_compared_step_by_step():
     assert difference([[1.0, 2.0]], [[1.0, 2.0]]) == 0
     assert difference([[1.0, 2.2]], [[1.0, 2.0]]) == pytest.approx(0.1)
+    assert difference([[0.1, 2.0], [0.0]], [[0.0, 2.0], [0.0]]) == pytest.approx(0.05)
     assert difference([[1.0]], [[1.0, 2.0]]) == float("inf")
     assert difference([], []) == 0
 

@@ -17,6 +17,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import time
 import types
@@ -27,6 +28,14 @@ from typing import Any
 
 _STARTED_NS = time.time_ns()
 _state = {"set": False}
+
+
+# The weights of a cross network of low rank have other names in TorchRec (docs/torchrec.md).
+_THEIR_NAMES = (
+    (r"crossnet\._w\.(\d+)\.weight$", r"crossnet.W_kernels.\1"),
+    (r"crossnet\._v\.(\d+)\.weight$", r"crossnet.V_kernels.\1"),
+    (r"crossnet\._w\.(\d+)\.bias$", r"crossnet.bias.\1"),
+)
 
 
 def _rank() -> int:
@@ -50,6 +59,8 @@ def _fill(name: str, tensor: Any, first: Sequence[int] = (0, 0)) -> None:
     """Sets `tensor`, which begins at row and column `first` of the weight called `name`."""
     import torch  # noqa: PLC0415 - imported when the program has
 
+    for ours, theirs in _THEIR_NAMES:
+        name = re.sub(ours, theirs, name)
     if tensor.numel() == 0 or not tensor.is_floating_point() or tensor.is_meta:
         return
     with torch.no_grad():
@@ -150,6 +161,12 @@ _AFTER = {
     "torch": _after_torch,
     "torch.optim.optimizer": _after_optimizers,
     "torch.nn.parallel.distributed": _after_class("DistributedDataParallel", first=True),
+    "torchrec.modules.fused_embedding_modules": _after_class(
+        "FusedEmbeddingBagCollection", first=False
+    ),
+    "tessera.training.distributed.collections.fused": _after_class(
+        "FusedEmbeddingBagCollection", first=False
+    ),
     "torchrec.distributed.model_parallel": _after_class("DistributedModelParallel", first=False),
     "tessera.training.distributed.model.model_parallel": _after_class(
         "DistributedModelParallel", first=False

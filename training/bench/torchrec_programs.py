@@ -156,11 +156,18 @@ def _free_port() -> int:
 
 
 def difference(ours: list[list[float]], theirs: list[list[float]]) -> float:
-    """Returns the largest relative difference of losses; infinite where their number differs."""
+    """Returns the largest difference of two losses of a process, as a part of its largest loss.
+
+    Infinite where the number of processes or of their losses differs.
+    """
     if [len(one) for one in ours] != [len(one) for one in theirs]:
         return float("inf")
-    pairs = [pair for one in zip(ours, theirs, strict=True) for pair in zip(*one, strict=True)]
-    return max((abs(a - b) / max(abs(b), 1e-6) for a, b in pairs), default=0.0)
+    worst = 0.0
+    for own, other in zip(ours, theirs, strict=True):
+        largest = max((abs(loss) for loss in other), default=0.0) or 1.0
+        apart = max((abs(a - b) for a, b in zip(own, other, strict=True)), default=0.0)
+        worst = max(worst, apart / largest)
+    return worst
 
 
 def compare(

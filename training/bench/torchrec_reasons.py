@@ -109,7 +109,7 @@ REASONS: list[tuple[str, str]] = [
     ),
     (
         r"distributed\.(fused_embedding|fused_embeddingbag)\..*|modules\.fused_embedding_modules\..*",
-        "tables are fused when they are sharded; `optim.apply_optimizer_in_backward` says with which optimizer",
+        "collections over ranks are fused when they are sharded; `optim.apply_optimizer_in_backward` says with which optimizer",
     ),
     (
         r"distributed\.model_parallel\.(DMPCollection|HybridEvalDMP)|distributed\.comm\..*|distributed\.types\.(DMPCollection\w+|ShardingEnv2D)",

@@ -112,6 +112,11 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         return get_unwrapped_module(self._dmp_wrapped_module)
 
     @property
+    def _plan(self) -> ShardingPlan:
+        """The plan under the name of TorchRec's field, which programs read."""
+        return self.plan
+
+    @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """The optimizer of all fused tables of this rank, by their names in the model.
 

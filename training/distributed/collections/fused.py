@@ -1,0 +1,194 @@
+"""A pooled collection of one process whose tables are updated in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.distributed.tables.batched_kernels import BatchedFusedEmbeddingBag
+from tessera.training.distributed.tables.table_module import ShardedTable
+from tessera.training.distributed.tables.table_shards import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
+)
+from tessera.training.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+from tessera.training.modules.tables import (
+    DescribesPooled,
+    EmbeddingBagCollectionInterface,
+    check_features,
+    check_tables,
+    embedding_names,
+    get_embedding_names_by_table,
+)
+from tessera.training.optim.apply_optimizer_in_backward import convert_optimizer_type_and_kwargs
+from tessera.training.optim.combined_optimizer import CombinedOptimizer
+from tessera.training.optim.keyed_optimizer import KeyedOptimizer
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+_PLACES = {
+    "HOST": EmbeddingComputeKernel.FUSED,
+    "DEVICE": EmbeddingComputeKernel.FUSED,
+    "MANAGED": EmbeddingComputeKernel.FUSED_UVM,
+    "MANAGED_CACHING": EmbeddingComputeKernel.FUSED_UVM_CACHING,
+}
+
+
+class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterface):
+    """Looks up and pools as `EmbeddingBagCollection`, and updates its tables in the backward pass.
+
+    Parameters and state dicts have the names of the plain collection, ``embedding_bags.NAME.weight``.
+    For tables on several ranks shard the plain collection, with an optimizer from
+    `tessera.training.optim.apply_optimizer_in_backward`; this one is not sharded.
+
+    Args:
+        tables: the tables; their order, and the order of ``feature_names`` within each, is the
+            order of the output's keys.
+        optimizer_type: an optimizer that has a fused form, of torch's or of
+            `tessera.training.optim.optimizers`.
+        optimizer_kwargs: for its constructor.
+        is_weighted: whether each id's vector is multiplied by the id's weight.
+        device: the CPU (None) or a CUDA device.
+        location: FBGEMM's ``EmbeddingLocation`` of the rows; None: on ``device``.
+
+    Raises:
+        ValueError: the tables do not make a collection, the optimizer has no fused form, or the
+            location is not one of the device.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        tables: list[EmbeddingBagConfig],
+        optimizer_type: type[torch.optim.Optimizer],
+        optimizer_kwargs: dict[str, Any],
+        is_weighted: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        device: torch.device | None = None,
+        location: Any = None,
+    ) -> None:
+        super().__init__()
+        check_tables(tables)
+        self.configs, self.weighted = list(tables), is_weighted
+        self._device = torch.device("cpu") if device is None else torch.device(device)
+        if self._device.type == "meta":
+            raise ValueError(
+                "device is meta; fused tables have memory from the beginning, give cpu or cuda"
+            )
+        self._optimizer_type, self._optimizer_kwargs = optimizer_type, optimizer_kwargs
+        fused = convert_optimizer_type_and_kwargs(optimizer_type, optimizer_kwargs)
+        kernel = _kernel(location, self._device)
+        self._embedding_names = embedding_names(tables)
+        self._length_per_key = self._lengths_per_embedding
+        groups: dict[tuple[PoolingType, DataType], list[ShardedEmbeddingTable]] = {}
+        for table, names in zip(tables, get_embedding_names_by_table(tables), strict=True):
+            whole = _whole(table, names, kernel, weighted=is_weighted)
+            groups.setdefault((table.pooling, table.data_type), []).append(whole)
+        # In a list, not registered: what has names are the tables.
+        self._kernels = [
+            BatchedFusedEmbeddingBag(
+                GroupedEmbeddingConfig(
+                    data_type=data_type,
+                    pooling=pooling,
+                    is_weighted=is_weighted,
+                    has_feature_processor=False,
+                    compute_kernel=kernel,
+                    embedding_tables=group,
+                    fused_params=fused,
+                ),
+                device=self._device,
+            )
+            for (pooling, data_type), group in groups.items()
+        ]
+        held = {
+            shard.name: ShardedTable(shard.name, [(shard, weight)], None, None)
+            for one in self._kernels
+            for shard, weight in zip(one.tables, one.parameters_by_table(), strict=True)
+        }
+        self.embedding_bags = nn.ModuleDict({table.name: held[table.name] for table in tables})
+        self._optimizer = CombinedOptimizer(
+            [("embedding_bags", one.fused_optimizer) for one in self._kernels]
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Give every table its first values."""
+        for kernel in self._kernels:
+            kernel.init_parameters()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables are looked up."""
+        return self._device
+
+    def optimizer_type(self) -> type[torch.optim.Optimizer]:
+        """The optimizer's class, as it was given."""
+        return self._optimizer_type
+
+    def optimizer_kwargs(self) -> Mapping[str, Any]:
+        """The optimizer's arguments, as they were given."""
+        return self._optimizer_kwargs
+
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """The optimizer that works in the backward pass; entries are ``embedding_bags.NAME.weight``."""
+        return self._optimizer
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Look up and pool the features of all tables; others are ignored.
+
+        The result is ``[B, sum of D]`` float32; an empty bag gives zeros.
+
+        Raises:
+            IndexError: an id is not a row of its table (on a CPU).
+            KeyError: a feature is missing.
+            ValueError: the values are not int32 or int64, or the collection is weighted and the
+                features are not.
+        """
+        check_features(features, self.configs)
+        places = {name: place for place, name in enumerate(features.keys())}
+        vectors: dict[str, Tensor] = {}
+        for kernel in self._kernels:
+            config = kernel.config
+            own = features.permute([places[name] for name in config.feature_names()])
+            parts = kernel(own).float().split(config.embedding_dims(), dim=1)
+            vectors.update(zip(config.embedding_names(), parts, strict=True))
+        values = torch.cat([vectors[name] for name in self._embedding_names], dim=1)
+        return KeyedTensor(self._embedding_names, self._length_per_key, values)
+
+
+def _kernel(location: Any, device: torch.device) -> EmbeddingComputeKernel:
+    """The kernel that keeps rows at FBGEMM's ``EmbeddingLocation``."""
+    if location is None:
+        return EmbeddingComputeKernel.FUSED
+    name = getattr(location, "name", str(location))
+    if name not in _PLACES or (name == "HOST") != (device.type == "cpu"):
+        fits = "HOST" if device.type == "cpu" else "DEVICE, MANAGED or MANAGED_CACHING"
+        raise ValueError(f"location is {name} and device is {device}; give {fits}, or None")
+    return _PLACES[name]
+
+
+def _whole(
+    table: EmbeddingBagConfig,
+    names: list[str],
+    kernel: EmbeddingComputeKernel,
+    *,
+    weighted: bool,
+) -> ShardedEmbeddingTable:
+    """The table as a kernel knows it: one shard, which is all of it."""
+    return ShardedEmbeddingTable(
+        num_embeddings=table.num_embeddings,
+        embedding_dim=table.embedding_dim,
+        name=table.name,
+        data_type=table.data_type,
+        feature_names=list(table.feature_names),
+        embedding_names=list(names),
+        weight_init_max=table.get_weight_init_max(),
+        weight_init_min=table.get_weight_init_min(),
+        init_fn=table.init_fn,
+        pooling=table.pooling,
+        is_weighted=weighted,
+        compute_kernel=kernel,
+        local_rows=table.num_embeddings,
+        local_cols=table.embedding_dim,
+    )
