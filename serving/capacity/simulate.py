@@ -242,7 +242,8 @@ class _Run:
         thread.queue.append(item)
         if thread.doing is None:
             client = thread.kind == "client"
-            self._go_on(thread, self.costs.client_wake_s if client else self.costs.wake_s)
+            wake_s = self.costs.client_wake_s if client else self.costs.wake_s
+            self._go_on(thread, wake_s * self.processors.idle)
 
     def _go_on(self, thread: _Thread, more_s: float = 0.0) -> None:
         """Begin the next item; a turn of an event loop ends when those are done that it began with."""
@@ -328,7 +329,7 @@ class _Run:
         idle.threads.remove(worker)
         idle.waking += 1
         worker.doing = ("woken", None)
-        self.processors.start(worker, self.costs.wake_s, _WORKER)
+        self.processors.start(worker, self.costs.wake_s * self.processors.idle, _WORKER)
 
     def _next_batch(self, worker: _Thread) -> None:
         decision = decide(
