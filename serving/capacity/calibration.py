@@ -2,7 +2,8 @@
 
 Runs of one call at a time, of several sizes, give the time of a pass by the samples of its batch, and what a
 call costs when every thread has to be woken.  The run with the most calls in flight gives what one costs when
-nobody sleeps; the difference is what waking costs.  docs/capacity.md has the file's fields.
+nobody sleeps; the difference is what waking costs.  A run of calls at random times shows how much passes vary,
+with the colder caches that they find then.  docs/capacity.md has the file's fields.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Run:
 
     Attributes:
         samples: of a call.
-        in_flight: calls under way.
+        in_flight: calls under way; 0 where they came at a rate.
+        rate: calls/s at random times; 0 where a fixed number was under way.
         connections: of the client, each with a thread.
         seconds: length of the run.
         calls: how many were answered.
@@ -51,6 +53,7 @@ class Run:
 
     samples: int
     in_flight: int
+    rate: float
     connections: int
     seconds: float
     calls: int
@@ -99,6 +102,11 @@ class Calibration:
         """The run with the most calls in flight."""
         return max(self.runs, key=lambda run: run.in_flight)
 
+    @property
+    def calm(self) -> Run:
+        """The run of calls at a rate."""
+        return next(run for run in self.runs if run.in_flight == 0)
+
     def costs(self, samples: int) -> Costs:
         """What calls of ``samples`` samples cost.
 
@@ -132,15 +140,18 @@ class Calibration:
         # The loop alone, or the loop, a worker, and the loop for the answer.
         wakes = 1 if in_loop else 3
         more = samples - busy.samples
-        known_us = max(single_us, busy_us) + usual_us + max(client_us, busy.client_cpu_us)
+        calm = self.calm
+        calm_us = statistics.median(calm.pass_us)
+        known_us = max(single_us, busy_us) + calm_us + max(client_us, busy.client_cpu_us)
+        expected_us = 1e6 * by_size.pass_s(max(round(calm.batch_samples), busy.samples))
         return Costs(
             passes=by_size.passes,
             call_s=max(busy_us + grows_us * more, 0.0) / 1e6,
             wake_s=max(single_us - busy_us, 0.0) / wakes / 1e6,
             client_call_s=max(busy.client_cpu_us + client_grows_us * more, 0.0) / 1e6,
             client_wake_s=max(client_us - busy.client_cpu_us, 0.0) / 1e6,
-            wire_s=max(statistics.median(usual.latency_us) - known_us, 0.0) / 1e6,
-            spread=tuple(value / usual_us for value in usual.pass_us),
+            wire_s=max(statistics.median(calm.latency_us) - known_us, 0.0) / 1e6,
+            spread=tuple(value / expected_us for value in calm.pass_us),
             ids_per_sample=self.ids_per_sample,
         )
 
@@ -223,8 +234,10 @@ def _calibration(found: Any) -> Calibration:
         _refuse(f"runs with one call in flight have sizes {sizes}; two that differ are needed")
     if calibration.samples not in sizes:
         _refuse(f"no run has one call of {calibration.samples} samples in flight")
+    if [run.samples for run in calibration.runs if run.in_flight == 0] != [calibration.samples]:
+        _refuse(f"not one run has calls of {calibration.samples} samples at a rate")
     busy = calibration.busiest
-    if busy.in_flight == 1 or busy.samples != calibration.samples:
+    if busy.in_flight <= 1 or busy.samples != calibration.samples:
         _refuse(f"no run has several calls of {calibration.samples} samples in flight")
     return calibration
 
@@ -236,12 +249,15 @@ def _run(name: str, found: Any) -> Run:
             values[key] = _quantiles(f"{name}.{key}", value)
         else:
             whole = key in _WHOLE
-            number = _number(f"{name}.{key}", value, whole=whole, least=1 if whole else 0)
+            least = 1 if whole and key != "in_flight" else 0
+            number = _number(f"{name}.{key}", value, whole=whole, least=least)
             values[key] = int(number) if whole else number
     run = Run(**values)
     for key in ("seconds", "server_cpu_us", "batch_requests", "batch_samples"):
         if not getattr(run, key) > 0:
             _refuse(f"{name}.{key} is {getattr(run, key)}, which must be above 0")
+    if (run.in_flight > 0) == (run.rate > 0):
+        _refuse(f"{name} has in_flight {run.in_flight} and rate {run.rate}; one of them is 0")
     if not statistics.median(run.pass_us) > 0:
         _refuse(f"{name}.pass_us has the median 0, so that nothing is known of passes")
     return run

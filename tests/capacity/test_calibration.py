@@ -9,12 +9,13 @@ from tessera.errors import UserError
 from tessera.serving.capacity.calibration import Calibration, Run, read_calibration
 
 
-def run_of(samples, in_flight, *, server, client, pass_us, latency, requests=1.0):
+def run_of(samples, in_flight, *, server, client, pass_us, latency, requests=1.0, rate=0.0):
     """A run whose passes and latencies vary by a tenth."""
     around = (0.9, 1.0, 1.1)
     return Run(
         samples=samples,
         in_flight=in_flight,
+        rate=rate,
         connections=1,
         seconds=2.0,
         calls=1000,
@@ -42,6 +43,13 @@ def made_up(**changes):
         runs.append(run_of(n, 1, server=server, client=client, pass_us=pass_us(n), latency=latency))
     server = 20.5 + pass_us(16) / 16
     runs.append(run_of(1, 64, server=server, client=15.1, pass_us=210, latency=900, requests=16.0))
+    # Passes take a fifth longer, and answers that and 3 us more.
+    calm = 1.2 * pass_us(1)
+    runs.append(
+        run_of(
+            1, 0, server=60, client=20, pass_us=calm, latency=50.5 + calm + 20.1 + 11, rate=2000.0
+        )
+    )
     facts = {
         "created": "2026-01-01T00:00:00Z",
         "server": "cpp",
@@ -65,8 +73,8 @@ def test_what_costs_are_made_of_runs():
     assert costs.wake_s * 1e6 == pytest.approx(10)  # the loop twice and a worker: 30 us
     assert costs.client_call_s * 1e6 == pytest.approx(15.1)
     assert costs.client_wake_s * 1e6 == pytest.approx(5)
-    assert costs.wire_s * 1e6 == pytest.approx(8)
-    assert costs.spread == pytest.approx((0.9, 1.0, 1.1))
+    assert costs.wire_s * 1e6 == pytest.approx(11)
+    assert costs.spread == pytest.approx((1.08, 1.2, 1.32))
     assert costs.ids_per_sample == 26
     larger = made_up().costs(101)
     assert larger.call_s * 1e6 == pytest.approx(70.5)
@@ -77,7 +85,7 @@ def test_runs_that_do_not_fit_together_are_refused():
     good = made_up()
     cheap = dataclasses.replace(good.busiest, server_cpu_us=1.0)
     with pytest.raises(UserError, match=r"64 calls in flight took 1\.0 us .* calibrate again"):
-        made_up(runs=(*good.runs[:-1], cheap)).costs(1)
+        made_up(runs=(*good.runs[:-2], cheap, good.runs[-1])).costs(1)
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path):
@@ -110,7 +118,9 @@ def damaged(change):
         (damaged(lambda c: c["model"].update(name=3)), "model.name is 3"),
         (damaged(lambda c: c.update(runs={})), "runs is not a list"),
         (damaged(lambda c: c.update(runs=[])), "two that differ"),
-        (damaged(lambda c: c["runs"].pop()), "several calls of 1 samples"),
+        (damaged(lambda c: c["runs"].pop(-2)), "several calls of 1 samples"),
+        (damaged(lambda c: c["runs"].pop()), "calls of 1 samples at a rate"),
+        (damaged(lambda c: c["runs"][-1].update(rate=0)), "one of them is 0"),
         (damaged(lambda c: c["runs"].pop(0)), "one call of 1 samples"),
         (damaged(lambda c: c["runs"][1].update(samples=1)), "two that differ"),
         (damaged(lambda c: c["runs"][2].update(calls=1.5)), r"runs\[2\].calls is 1.5"),

@@ -21,6 +21,9 @@ namespace {
 constexpr std::int64_t kSizes[] = {1, 4, 16, 64, 256};
 // With so many in flight no thread of the server has nothing to do, with 8 few.
 constexpr int kDepths[] = {8, 64};
+// Of what the server answers with the most in flight: CPUs sleep between calls then, and passes
+// find colder caches than those of calls that follow one another.
+constexpr double kCalmShare = 0.25;
 // Equally likely durations of a pass, and latencies, that a run is told by.
 constexpr int kQuantiles = 101;
 
@@ -61,15 +64,27 @@ class Measurement {
  public:
   Measurement(const TrafficOptions& traffic, const Address& http, const Manifest& manifest)
       : traffic_(traffic), http_(http), manifest_(manifest) {
-    traffic_.rate = 0;
     traffic_.warm_up = Duration::zero();
     traffic_.read_every = 1;
   }
 
   // A run of calls as `draw` says, of which `in_flight` are under way.
   nlohmann::json run(const DrawOptions& draw, int in_flight, int connections, Duration warm_up) {
+    return run(draw, in_flight, 0, connections, warm_up);
+  }
+
+  // The same with calls at random times, `rate` a second.
+  nlohmann::json run_at(const DrawOptions& draw, double rate, int connections, Duration warm_up) {
+    return run(draw, 0, rate, connections, warm_up);
+  }
+
+ private:
+  nlohmann::json run(const DrawOptions& draw, int in_flight, double rate, int connections,
+                     Duration warm_up) {
     const auto requests = drawn_requests(manifest_.schema, draw, traffic_.seed);
     traffic_.in_flight = in_flight;
+    traffic_.rate = rate;
+    traffic_.poisson = true;
     traffic_.connections = connections;
     const Duration duration = traffic_.duration;
     traffic_.duration = warm_up;
@@ -91,6 +106,7 @@ class Measurement {
     }
     return {{"samples", draw.samples},
             {"in_flight", in_flight},
+            {"rate", rate},
             {"connections", connections},
             {"seconds", result.seconds},
             {"calls", result.latency.count()},
@@ -103,7 +119,6 @@ class Measurement {
             {"pass_us", quantiles_us(result.passes)}};
   }
 
- private:
   static void check(const TrafficResult& result, std::int64_t samples) {
     for (const auto& [code, count] : result.codes) {
       if (code != "OK") {
@@ -145,6 +160,9 @@ std::string calibrate(const TrafficOptions& traffic, const std::string& http_add
   for (const int depth : kDepths) {
     runs.push_back(measurement.run(draw, depth, traffic.connections, traffic.warm_up));
   }
+  const nlohmann::json& busiest = runs.back();
+  const double most = busiest.at("calls").get<double>() / busiest.at("seconds").get<double>();
+  runs.push_back(measurement.run_at(draw, kCalmShare * most, traffic.connections, traffic.warm_up));
   const nlohmann::json costs = {
       {"kind", "tessera-costs"},
       {"format", 1},

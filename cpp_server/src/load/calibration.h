@@ -2,7 +2,8 @@
 //
 // One call at a time, of several sizes, shows what a pass takes by the samples of its batch and
 // what a call costs when every thread has to be woken for it; many calls in flight show what one
-// costs when nobody sleeps.
+// costs when nobody sleeps; calls at random times, how much passes vary when CPUs sleep between
+// them.
 //
 // Contract: calibrate blocks for as long as all its runs take.
 #pragma once
