@@ -26,6 +26,9 @@ from tessera.serving.package.strict_json import read_strictly
 
 KIND, FORMAT = "tessera-costs", 1
 _MOST_BYTES = 16 << 20
+# A call's part outside the pass that is less than this share of the pass is lost in how passes vary; what a lone
+# call takes stands for it then.
+_LOST = 0.25
 _KEYS = ("kind", "format", "created", "server", "model", "samples", "ids_per_sample", "runs")
 _QUANTILES = ("latency_us", "pass_us")
 _WHOLE = ("samples", "in_flight", "connections", "calls")
@@ -126,12 +129,14 @@ class Calibration:
         )
         share_us = 1e6 * by_size.pass_s(round(busy.batch_samples)) / busy.batch_requests
         busy_us = busy.server_cpu_us - share_us
+        single_us = base_us + grows_us * busy.samples
+        if abs(busy_us) < _LOST * share_us:
+            busy_us = max(single_us, busy_us)
         if busy_us <= 0:
             raise UserError(
                 f"runs say that {busy.in_flight} calls in flight took {busy.server_cpu_us:.1f} us of the server's CPU "
                 f"each and their passes {share_us:.1f} us; calibrate again while the machine does nothing else"
             )
-        single_us = base_us + grows_us * busy.samples
         client_us = client_base_us + client_grows_us * busy.samples
         usual = next(run for run in alone if run.samples == busy.samples)
         usual_us = statistics.median(usual.pass_us)

@@ -88,6 +88,14 @@ def test_runs_that_do_not_fit_together_are_refused():
         made_up(runs=(*good.runs[:-2], cheap, good.runs[-1])).costs(1)
 
 
+def test_a_small_part_beside_the_pass_is_that_of_a_lone_call():
+    good = made_up()
+    near = dataclasses.replace(good.busiest, server_cpu_us=pass_us(16) / 16 - 1)
+    costs = made_up(runs=(*good.runs[:-2], near, good.runs[-1])).costs(1)
+    assert costs.call_s * 1e6 == pytest.approx(50.5)
+    assert costs.wake_s == 0
+
+
 def test_a_file_comes_back_as_it_was_written(tmp_path):
     path = tmp_path / "costs.json"
     made_up().write(path)
