@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check -q
 FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERSION)
 # The command line, the folders it is linked to, and what is beside them.
-SOURCES := tessera training serving kernels cpp_server tests load_tests examples wheels deploy
+SOURCES := tessera training serving kernels cpp_server tests load_tests examples wheels deploy docs/site
 
 # Each prints a table and names the machine; docs/benchmarks.md holds the results.
 BENCHES := training.bench.reader training.bench.startup training.bench.train_speed serving.bench.forward \
@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page flags-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page flags-page docs docs-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -132,12 +132,14 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
 	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py
+	cd docs/site && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py
 	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
 	$(BIN)/python kernels/row_header.py
 	$(BIN)/python -m tessera.serving.package.generate
 	$(BIN)/python -m tessera.training.config_reference
 	$(BIN)/python -m tessera.flags_reference
+	$(MAKE) --no-print-directory docs
 	$(BIN)/python cpp_server/check.py
 
 format: install-dev  ## rewrite the sources as the formatter wants them
@@ -163,6 +165,14 @@ config-page:  ## regenerate docs/config.md from the dataclasses that read a conf
 
 flags-page: install build-server  ## regenerate docs/flags.md from the programs' parsers
 	$(BIN)/python -m tessera.flags_reference --write
+
+# Strict: a link or an anchor that does not hold, and a page that the navigation leaves out, end it.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: install-dev  ## the site of docs/ and of the API, in build/site/index.html
+	$(BIN)/python -m mkdocs --quiet build --strict
+
+docs-screenshots: docs build  ## pictures of the site and of the status page at 400 and 1200 px, by Chromium, in bench-out/site
+	$(BIN)/python docs/site/screenshots.py --out bench-out/site
 
 # nvcc alone is enough for the check of the CUDA sources; without it there is nothing to compile.
 check-cuda: install

@@ -1,0 +1,1 @@
+"""What the pages of docs/ and their site promise."""
