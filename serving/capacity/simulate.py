@@ -76,6 +76,12 @@ class Outcome:
         return float(np.count_nonzero((ends >= begin) & (ends < end)) / (end - begin))
 
     @property
+    def offered(self) -> float:
+        """Requests a second that came in the time of `throughput`; a few per cent from the load's rate by chance."""
+        begin, end = self.due_s[self.warm_up], self.due_s[-1]
+        return float((self.due_s.size - self.warm_up - 1) / (end - begin))
+
+    @property
     def utilisation(self) -> float:
         """Share of the CPUs' time that was used, until the last answer."""
         return self.used_s / (self.cores * float(np.nanmax(self.due_s + self.latency_s)))

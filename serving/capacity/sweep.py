@@ -29,7 +29,8 @@ class Point:
     """One host under one rate; times in milliseconds, NaN without answers.
 
     Attributes:
-        rate: requests/s that came.
+        rate: requests/s that are sent.
+        offered: requests/s that came, which chance makes a little more or less.
         throughput: answers/s.
         p50_ms: half of the answers took no longer.
         p99_ms: 99% of the answers took no longer.
@@ -39,6 +40,7 @@ class Point:
     """
 
     rate: float
+    offered: float
     throughput: float
     p50_ms: float
     p99_ms: float
@@ -49,7 +51,7 @@ class Point:
     @property
     def keeps_up(self) -> bool:
         """Whether the host answers about as many requests as come, and refuses none."""
-        return self.refused == 0 and self.throughput >= _KEEPS_UP * self.rate
+        return self.refused == 0 and self.throughput >= _KEEPS_UP * self.offered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class Simulated:
         found = simulate(self.host, self.costs, load, limits=self.limits)
         return Point(
             rate=rate,
+            offered=found.offered,
             throughput=found.throughput,
             p50_ms=1e3 * found.percentile_s(50),
             p99_ms=1e3 * found.percentile_s(99),
@@ -137,6 +140,10 @@ def size(one: Simulated, *, rate: float, p99_ms: float, headroom: float) -> Sizi
         UserError: a host without load does not answer within ``p99_ms``.
     """
     keeps_up_with = one.highest_rate()
+    if not keeps_up_with:
+        raise UserError(
+            f"requests is {one.requests}; so few do not show which rate a host keeps up with: simulate more"
+        )
     within = one.highest_rate(p99_ms)
     if not within:
         alone = one.at(keeps_up_with / 100)

@@ -75,7 +75,7 @@ def measured(tmp_path_factory):
     return path, costs
 
 
-ASKED = ["--rate", "50000", "--p99-ms", "5", "--requests", "300"]
+ASKED = ["--rate", "50000", "--p99-ms", "5", "--requests", "2000"]
 
 
 def test_the_command_prints_writes_and_draws(measured, tmp_path, capsys):
