@@ -210,6 +210,7 @@ TRAINING_ORDER = (
     "models",
     "data",
     "datasets",
+    "test_utils",
     "trackers",
     "config",
     "config_reference",

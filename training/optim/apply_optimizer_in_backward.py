@@ -112,6 +112,9 @@ def convert_optimizer_type_and_kwargs(
 ) -> dict[str, Any]:
     """``fused_params`` that do what the optimizer with these arguments does.
 
+    An ``eps`` that is not given is that of fused tables, 1e-8, as in TorchRec; torch's Adagrad and
+    `RowWiseAdagrad` have 1e-10.
+
     Raises:
         ValueError: the optimizer or one of its arguments has no fused form.
     """
@@ -126,6 +129,8 @@ def convert_optimizer_type_and_kwargs(
         raise ValueError(
             f"{optimizer_class.__name__} has no argument {unknown[0]!r}; it has {', '.join(defaults)}"
         )
+    # FBGEMM's, which TorchRec leaves to it: 1e-10 of torch's Adagrad trains rows of tiny gradients otherwise.
+    defaults.pop("eps", None)
     own = issubclass(optimizer_class, RowOptimizer)
     l2 = getattr(optimizer_class, "l2", optimizer_class is not torch.optim.AdamW)
     for name, value in {**defaults, **optimizer_kwargs}.items():

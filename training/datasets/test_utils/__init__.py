@@ -1,0 +1,1 @@
+"""Files of random numbers for the tests of programs."""
