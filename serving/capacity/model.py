@@ -61,9 +61,10 @@ class Costs:
 
     Attributes:
         call_s: the server's part of a request outside the pass, half before it and half after it.
-        wake_s: each time that a thread of the server begins to run after it had nothing to do.
+        wake_s: each time that a thread of the server begins to run after it had nothing to do, on a CPU that had
+            nothing to do either; a busy CPU takes it up at its next turn, which costs little.
         client_call_s: a client's part of a request, half for sending it and half for the answer.
-        client_wake_s: each time that a thread of the client begins to run.
+        client_wake_s: the same of a thread of the client.
         wire_s: what an answer takes beyond that, for which nobody uses a CPU.
         passes: (samples, seconds) of batches, by growing samples; between them, and beyond the last, straight lines.
         spread: what passes of one size take, divided by the usual one: equally likely values, ascending,

@@ -76,6 +76,12 @@ class Outcome:
         return float(np.count_nonzero((ends >= begin) & (ends < end)) / (end - begin))
 
     @property
+    def offered(self) -> float:
+        """Requests a second that came in the time of `throughput`; a few per cent from the load's rate by chance."""
+        begin, end = self.due_s[self.warm_up], self.due_s[-1]
+        return float((self.due_s.size - self.warm_up - 1) / (end - begin))
+
+    @property
     def utilisation(self) -> float:
         """Share of the CPUs' time that was used, until the last answer."""
         return self.used_s / (self.cores * float(np.nanmax(self.due_s + self.latency_s)))
@@ -242,7 +248,8 @@ class _Run:
         thread.queue.append(item)
         if thread.doing is None:
             client = thread.kind == "client"
-            self._go_on(thread, self.costs.client_wake_s if client else self.costs.wake_s)
+            wake_s = self.costs.client_wake_s if client else self.costs.wake_s
+            self._go_on(thread, wake_s * self.processors.idle)
 
     def _go_on(self, thread: _Thread, more_s: float = 0.0) -> None:
         """Begin the next item; a turn of an event loop ends when those are done that it began with."""
@@ -328,7 +335,7 @@ class _Run:
         idle.threads.remove(worker)
         idle.waking += 1
         worker.doing = ("woken", None)
-        self.processors.start(worker, self.costs.wake_s, _WORKER)
+        self.processors.start(worker, self.costs.wake_s * self.processors.idle, _WORKER)
 
     def _next_batch(self, worker: _Thread) -> None:
         decision = decide(
