@@ -127,7 +127,12 @@ class Calibration:
         client_base_us, client_grows_us = _line(
             sizes, [run.client_cpu_us for run in alone], weights
         )
-        share_us = 1e6 * by_size.pass_s(round(busy.batch_samples)) / busy.batch_requests
+        # Passes of calls at random times find colder caches: so much more, whatever their size.
+        calm = self.calm
+        calm_us = statistics.median(calm.pass_us)
+        expected_us = 1e6 * by_size.pass_s(max(round(calm.batch_samples), busy.samples))
+        busy_pass_us = 1e6 * by_size.pass_s(round(busy.batch_samples)) + calm_us - expected_us
+        share_us = max(busy_pass_us, 0.0) / busy.batch_requests
         busy_us = busy.server_cpu_us - share_us
         single_us = base_us + grows_us * busy.samples
         if abs(busy_us) < _LOST * share_us:
@@ -145,10 +150,7 @@ class Calibration:
         # The loop alone, or the loop, a worker, and the loop for the answer.
         wakes = 1 if in_loop else 3
         more = samples - busy.samples
-        calm = self.calm
-        calm_us = statistics.median(calm.pass_us)
         known_us = max(single_us, busy_us) + calm_us + max(client_us, busy.client_cpu_us)
-        expected_us = 1e6 * by_size.pass_s(max(round(calm.batch_samples), busy.samples))
         return Costs(
             passes=by_size.passes,
             call_s=max(busy_us + grows_us * more, 0.0) / 1e6,
@@ -156,7 +158,7 @@ class Calibration:
             client_call_s=max(busy.client_cpu_us + client_grows_us * more, 0.0) / 1e6,
             client_wake_s=max(client_us - busy.client_cpu_us, 0.0) / 1e6,
             wire_s=max(statistics.median(calm.latency_us) - known_us, 0.0) / 1e6,
-            spread=tuple(value / expected_us for value in calm.pass_us),
+            spread_s=tuple((value - expected_us) / 1e6 for value in calm.pass_us),
             ids_per_sample=self.ids_per_sample,
         )
 

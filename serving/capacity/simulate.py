@@ -113,15 +113,16 @@ def simulate(
         limits: of batches; ``sharers`` is made of ``host``.
         queue_limits: of the queue.
         due_s: times of the requests, ascending, instead of those drawn from ``load``.
-        ratios: for each pass its duration by the usual one, in turn, instead of values drawn from ``costs``.
+        ratios: for each pass, in turn, by what its usual duration is multiplied; 1 if None.
     """
     random = np.random.default_rng(load.seed)
     if due_s is None:
         due_s = np.cumsum(random.exponential(1 / load.rate, load.requests))
     due = np.asarray(due_s, dtype=np.float64)
+    points = np.linspace(0, 1, len(costs.spread_s))
+    beyond = np.interp(random.random(due.size + 1), points, costs.spread_s)
     if ratios is None:
-        points = np.linspace(0, 1, len(costs.spread))
-        ratios = np.interp(random.random(due.size + 1), points, costs.spread)
+        ratios = [1.0]
     run = _Run(
         host=host,
         costs=costs,
@@ -130,6 +131,7 @@ def simulate(
         queue_limits=queue_limits or QueueLimits(),
         due=due.tolist(),
         ratios=np.asarray(ratios, dtype=np.float64).tolist(),
+        beyond=beyond.tolist(),
     )
     run.to_the_end()
     return Outcome(
@@ -181,6 +183,7 @@ class _Run:
         queue_limits: QueueLimits,
         due: list[float],
         ratios: list[float],
+        beyond: list[float],
     ) -> None:
         self.host, self.costs, self.queue_limits = host, costs, queue_limits
         sharers = host.workers + host.spares if host.spares else 1
@@ -193,7 +196,7 @@ class _Run:
         self.samples = samples
         whole, rest = divmod(samples, limits.max_samples)
         self.parts = [limits.max_samples] * whole + [rest] * (rest > 0)
-        self.due, self.ratios = due, ratios
+        self.due, self.ratios, self.beyond = due, ratios, beyond
         self.latency = [math.nan] * len(due)
         self.missing = [len(self.parts)] * len(due)
         self.batches: list[int] = []
@@ -367,7 +370,9 @@ class _Run:
         self.queued.samples -= samples
         if samples not in self.usual:
             self.usual[samples] = self.costs.pass_s(samples)
-        took_s = self.usual[samples] * self.ratios[len(self.batches) % len(self.ratios)]
+        number = len(self.batches)
+        took_s = self.usual[samples] * self.ratios[number % len(self.ratios)]
+        took_s = max(took_s + self.beyond[number % len(self.beyond)], 0.0)
         self.batches.append(samples)
         thread.doing = ("pass", (requests, samples, took_s))
         self.processors.start(thread, took_s, weight)
