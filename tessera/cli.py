@@ -144,6 +144,10 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.predict",
         help="send requests to a server and print the answers",
     ),
+    "capacity": Command(
+        module="tessera.serving.commands.capacity",
+        help="say how many hosts and cores a load needs, by costs that were measured",
+    ),
     "doctor": Command(
         module="tessera.serving.commands.doctor",
         help="look at what is installed and at this machine, and say what to mend",

@@ -116,6 +116,7 @@ async def picture(tab: Tab, url: str, width: int, scheme: str) -> tuple[bytes, i
         await asyncio.sleep(0.05)
     await asyncio.sleep(1.5)  # the status page asks for its numbers once a second
     shot = await tab.ask("Page.captureScreenshot", captureBeyondViewport=True)
+    await tab.value("localStorage.clear()")  # the site keeps the scheme that it began with
     excess = int(await tab.value("document.documentElement.scrollWidth")) - width
     return base64.b64decode(shot["data"]), excess
 

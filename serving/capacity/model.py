@@ -61,13 +61,14 @@ class Costs:
 
     Attributes:
         call_s: the server's part of a request outside the pass, half before it and half after it.
-        wake_s: each time that a thread of the server begins to run after it had nothing to do.
+        wake_s: each time that a thread of the server begins to run after it had nothing to do, on a CPU that had
+            nothing to do either; a busy CPU takes it up at its next turn, which costs little.
         client_call_s: a client's part of a request, half for sending it and half for the answer.
-        client_wake_s: each time that a thread of the client begins to run.
+        client_wake_s: the same of a thread of the client.
         wire_s: what an answer takes beyond that, for which nobody uses a CPU.
         passes: (samples, seconds) of batches, by growing samples; between them, and beyond the last, straight lines.
-        spread: what passes of one size take, divided by the usual one: equally likely values, ascending,
-            between which the simulation draws evenly.  One value: all take the same.
+        spread_s: what passes take beyond those of ``passes``, whatever their size: equally likely values,
+            ascending, between which the simulation draws evenly.  One value: all take the same.
         ids_per_sample: ids of a sample, over all features.
     """
 
@@ -77,7 +78,7 @@ class Costs:
     client_call_s: float = 0.0
     client_wake_s: float = 0.0
     wire_s: float = 0.0
-    spread: tuple[float, ...] = (1.0,)
+    spread_s: tuple[float, ...] = (0.0,)
     ids_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
@@ -89,10 +90,10 @@ class Costs:
             raise FieldError("passes", sizes, "give sizes of at least 1 that grow")
         for _, seconds in self.passes:
             _refuse_unless("passes", seconds, least=0.0)
-        if not self.spread or any(b < a for a, b in itertools.pairwise(self.spread)):
-            raise FieldError("spread", self.spread, "give ascending values")
-        for ratio in self.spread:
-            _refuse_unless("spread", ratio, least=0.0)
+        if not self.spread_s or any(not b >= a for a, b in itertools.pairwise(self.spread_s)):
+            raise FieldError("spread_s", self.spread_s, "give ascending values")
+        if not all(map(math.isfinite, self.spread_s)):
+            raise FieldError("spread_s", self.spread_s, "give numbers that are not infinite")
 
     def pass_s(self, samples: int) -> float:
         """The usual time of a pass of ``samples`` samples."""

@@ -35,6 +35,11 @@ class Processors(Generic[Thread]):
         self._ends = ([], [])
         self._number = 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether a CPU has nothing to do."""
+        return sum(map(len, self._ends)) < self._cores
+
     def start(self, thread: Thread, work_s: float, kind: int) -> None:
         """Let ``thread``, of weight ``WEIGHTS[kind]``, use a CPU for ``work_s`` seconds."""
         self._number += 1

@@ -76,6 +76,12 @@ class Outcome:
         return float(np.count_nonzero((ends >= begin) & (ends < end)) / (end - begin))
 
     @property
+    def offered(self) -> float:
+        """Requests a second that came in the time of `throughput`; a few per cent from the load's rate by chance."""
+        begin, end = self.due_s[self.warm_up], self.due_s[-1]
+        return float((self.due_s.size - self.warm_up - 1) / (end - begin))
+
+    @property
     def utilisation(self) -> float:
         """Share of the CPUs' time that was used, until the last answer."""
         return self.used_s / (self.cores * float(np.nanmax(self.due_s + self.latency_s)))
@@ -107,15 +113,16 @@ def simulate(
         limits: of batches; ``sharers`` is made of ``host``.
         queue_limits: of the queue.
         due_s: times of the requests, ascending, instead of those drawn from ``load``.
-        ratios: for each pass its duration by the usual one, in turn, instead of values drawn from ``costs``.
+        ratios: for each pass, in turn, by what its usual duration is multiplied; 1 if None.
     """
     random = np.random.default_rng(load.seed)
     if due_s is None:
         due_s = np.cumsum(random.exponential(1 / load.rate, load.requests))
     due = np.asarray(due_s, dtype=np.float64)
+    points = np.linspace(0, 1, len(costs.spread_s))
+    beyond = np.interp(random.random(due.size + 1), points, costs.spread_s)
     if ratios is None:
-        points = np.linspace(0, 1, len(costs.spread))
-        ratios = np.interp(random.random(due.size + 1), points, costs.spread)
+        ratios = [1.0]
     run = _Run(
         host=host,
         costs=costs,
@@ -124,6 +131,7 @@ def simulate(
         queue_limits=queue_limits or QueueLimits(),
         due=due.tolist(),
         ratios=np.asarray(ratios, dtype=np.float64).tolist(),
+        beyond=beyond.tolist(),
     )
     run.to_the_end()
     return Outcome(
@@ -175,6 +183,7 @@ class _Run:
         queue_limits: QueueLimits,
         due: list[float],
         ratios: list[float],
+        beyond: list[float],
     ) -> None:
         self.host, self.costs, self.queue_limits = host, costs, queue_limits
         sharers = host.workers + host.spares if host.spares else 1
@@ -187,7 +196,7 @@ class _Run:
         self.samples = samples
         whole, rest = divmod(samples, limits.max_samples)
         self.parts = [limits.max_samples] * whole + [rest] * (rest > 0)
-        self.due, self.ratios = due, ratios
+        self.due, self.ratios, self.beyond = due, ratios, beyond
         self.latency = [math.nan] * len(due)
         self.missing = [len(self.parts)] * len(due)
         self.batches: list[int] = []
@@ -242,7 +251,8 @@ class _Run:
         thread.queue.append(item)
         if thread.doing is None:
             client = thread.kind == "client"
-            self._go_on(thread, self.costs.client_wake_s if client else self.costs.wake_s)
+            wake_s = self.costs.client_wake_s if client else self.costs.wake_s
+            self._go_on(thread, wake_s * self.processors.idle)
 
     def _go_on(self, thread: _Thread, more_s: float = 0.0) -> None:
         """Begin the next item; a turn of an event loop ends when those are done that it began with."""
@@ -328,7 +338,7 @@ class _Run:
         idle.threads.remove(worker)
         idle.waking += 1
         worker.doing = ("woken", None)
-        self.processors.start(worker, self.costs.wake_s, _WORKER)
+        self.processors.start(worker, self.costs.wake_s * self.processors.idle, _WORKER)
 
     def _next_batch(self, worker: _Thread) -> None:
         decision = decide(
@@ -360,7 +370,9 @@ class _Run:
         self.queued.samples -= samples
         if samples not in self.usual:
             self.usual[samples] = self.costs.pass_s(samples)
-        took_s = self.usual[samples] * self.ratios[len(self.batches) % len(self.ratios)]
+        number = len(self.batches)
+        took_s = self.usual[samples] * self.ratios[number % len(self.ratios)]
+        took_s = max(took_s + self.beyond[number % len(self.beyond)], 0.0)
         self.batches.append(samples)
         thread.doing = ("pass", (requests, samples, took_s))
         self.processors.start(thread, took_s, weight)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class AsyncPredictorClient(Client):
     """`PredictorClient` for asyncio; arguments, results and errors are the same.
 
-    To be made and used within one running event loop::
+    To be made and used within one running event loop:
 
         async with AsyncPredictorClient("127.0.0.1:50051", schema=schema) as client:
             answers = await asyncio.gather(*(client.predict(...) for ... in ...))

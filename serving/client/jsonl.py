@@ -1,6 +1,6 @@
 """Samples from JSON lines: the input format of ``tessera predict --input``.
 
-One sample per line.  With the model's schema, by name::
+One sample per line.  With the model's schema, by name:
 
     {"dense": {"I1": 0.5, "I2": null}, "sparse": {"C1": [7], "C2": []},
      "weights": {"C3": [0.5]}}

@@ -52,7 +52,7 @@ class RepositoryClient:
     """A connection to a server whose models live in a repository; docs/repository.md has the calls.
 
     Those that change something need a server with ``--model-control explicit``; each returns when the
-    change is done.  Close it, or use it as a context manager::
+    change is done.  Close it, or use it as a context manager:
 
         with RepositoryClient("127.0.0.1:50051") as repository:
             repository.load("ranker", version=4, label="canary")

@@ -23,7 +23,7 @@ class PredictorClient(Client):
     """The client for programs that wait for each answer; see `Client` for the arguments.
 
     One client may be used by many threads at once; they share its connection.  Close it, or
-    use it as a context manager::
+    use it as a context manager:
 
         with PredictorClient("127.0.0.1:50051", schema=read_schema("model.pt")) as client:
             scores = client.predict(dense, {"C1": [[7], [8, 9]], ...}).outputs["default"]

@@ -1,6 +1,6 @@
 """The Python server: requests in over gRPC, scores out.
 
-The folders are the request's way through the program; cpp_server/src has the same::
+The folders are the request's way through the program; cpp_server/src has the same:
 
     front/         what answers on the ports
       grpc_front       bytes in; the only file that knows gRPC; hang_up ends its connections

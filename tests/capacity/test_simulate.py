@@ -190,7 +190,9 @@ def test_mean_time_of_a_shared_cpu():
 
 
 def test_the_same_seed_gives_the_same_figures():
-    costs = Costs(passes=((1, 50 * US), (64, 900 * US)), spread=(0.9, 1.0, 3.0), call_s=20 * US)
+    costs = Costs(
+        passes=((1, 50 * US), (64, 900 * US)), spread_s=(-5 * US, 0.0, 100 * US), call_s=20 * US
+    )
     host = Host.of_server("cpp", 2, clients=1)
     one, same, other = (
         simulate(host, costs, Load(rate=8000, requests=2000, seed=seed)) for seed in (1, 1, 2)
@@ -198,6 +200,14 @@ def test_the_same_seed_gives_the_same_figures():
     assert (one.latency_s == same.latency_s).all()
     assert one.percentile_s(50) != other.percentile_s(50)
     assert one.utilisation < 1
+
+
+def test_passes_vary_by_the_same_time_whatever_their_size():
+    costs = Costs(passes=LINE.passes, spread_s=(7 * US,))
+    # 0 until 22; 5 and 10 together until 49.
+    latency, batches = scheduled([0, 5, 10], costs=costs)
+    assert batches == [1, 2]
+    assert latency == pytest.approx([22, 44, 39])
 
 
 def test_overload_answers_what_can_be_answered():
@@ -222,7 +232,7 @@ def test_overload_answers_what_can_be_answered():
         (lambda: Costs(passes=((4, 1.0), (4, 2.0))), "passes is"),
         (lambda: Costs(passes=((1, math.nan),)), "passes is nan"),
         (lambda: Costs(passes=((1, 1.0),), call_s=-1.0), "call_s is -1"),
-        (lambda: Costs(passes=((1, 1.0),), spread=(2.0, 1.0)), "spread is"),
+        (lambda: Costs(passes=((1, 1.0),), spread_s=(2.0, 1.0)), "spread_s is"),
         (lambda: Load(rate=0), "rate is 0"),
         (lambda: Load(rate=math.inf), "rate is inf"),
         (lambda: Load(rate=1, samples=0), "samples is 0"),

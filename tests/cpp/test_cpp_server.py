@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import itertools
+import json
 import os
 import queue
 import re
@@ -18,6 +19,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tessera.serving.capacity.calibration import read_calibration
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
 from tessera.serving.protocol import predictor_pb2 as pb
 from tests.conformance.conformance_harness import CPP_PROGRAM
@@ -65,11 +67,15 @@ def bare_server(package):
     process.stderr.close()
 
 
-def ready_port(process):
+def ready_line(process):
     for line in process.stderr:
         if '"event":"ready"' in line:
-            return int(line.split('"port":')[1].split(",")[0])
+            return json.loads(line)
     raise AssertionError("the server ended before it was ready")
+
+
+def ready_port(process):
+    return ready_line(process)["port"]
 
 
 def test_it_starts_without_a_path_or_python(bare_server):
@@ -138,6 +144,51 @@ def test_load_generator(bare_server, package, tmp_path, loop):
     assert int(row["answered"]) > 10
     assert int(row["failed"]) == 0
     assert float(row["batch_samples"]) >= 3
+
+
+def calibrate(server_log, package, file, *flags):
+    command = [BUILD / "tessera-load", "--address", f"127.0.0.1:{server_log['port']}"]
+    command += ["--http-address", f"127.0.0.1:{server_log['http_port']}", "--calibrate", file]
+    command += ["--model-file", package, "--warm-up-s", "0", "--duration-s", "0.2"]
+    return run(*command, *flags)
+
+
+def test_calibration_writes_costs_that_can_be_simulated(bare_server, package, tmp_path):
+    """tessera-load writes the file, tessera.serving.capacity reads it."""
+    ready = ready_line(bare_server)
+    file = tmp_path / "costs.json"
+    done = calibrate(ready, package, file, "--samples", "2", "--ids-per-bag", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
+    found = read_calibration(file)
+    assert found.server == "cpp"
+    assert found.samples == 2
+    assert found.ids_per_sample % 3 == 0
+    assert [run.samples for run in found.alone] == [1, 2, 4, 16, 64, 256]
+    assert [run.batch_samples for run in found.alone] == [1, 2, 4, 16, 64, 256]
+    assert found.busiest.in_flight == 64
+    assert found.busiest.batch_samples >= 2
+    assert len(found.busiest.latency_us) > 50
+    assert found.calm.rate == pytest.approx(found.busiest.calls / found.busiest.seconds / 4)
+
+
+def test_calibration_says_what_is_wrong(bare_server, package, tmp_path):
+    ready = ready_line(bare_server)
+    file = tmp_path / "costs.json"
+    done = calibrate({**ready, "http_port": 1}, package, file)
+    assert done.returncode == 1
+    assert "--http-address is 127.0.0.1:1; its /metrics cannot be asked for" in done.stderr
+    done = calibrate({**ready, "http_port": ready["port"]}, package, file)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "--http-address" in done.stderr
+    for wrong in (["--rate", "5"], ["--csv", tmp_path / "x.csv"]):
+        done = calibrate(ready, package, file, *wrong)
+        assert done.returncode == 2
+        assert done.stderr.startswith("tessera-load: error: --calibrate draws")
+    done = calibrate(ready, package, tmp_path / "nowhere" / "costs.json")
+    assert done.returncode == 2
+    assert "it cannot be written" in done.stderr
+    assert list(tmp_path.glob("costs.json*")) == []
 
 
 @contextlib.contextmanager

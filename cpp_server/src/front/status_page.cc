@@ -26,15 +26,16 @@ constexpr const char* kHead = R"(<!doctype html>
 <meta http-equiv="refresh" content="2">
 <title>tessera-server</title>
 <style>
+html { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
 th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
 .versions th, .versions td { text-align: left; }
 .state { padding: .1rem .6rem; border-radius: .5rem; background: #a4600c; color: white; }
 .ready { background: #2a7d46; }
 h3 { font-size: 1rem; margin: .6rem 0 0; }
-.plot { width: 24rem; height: 4rem; border-bottom: 1px solid #8884; margin-right: 1rem; }
+.plot { width: 24rem; max-width: 100%; height: 4rem; border-bottom: 1px solid #8884; margin-right: 1rem; }
 .plot path { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 .p99, .errors { stroke: #b3261e; } .p50 { stroke: #2a7d46; }
 .freshness { width: 100%; height: 4rem; background: #8881; }

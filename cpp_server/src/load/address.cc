@@ -9,24 +9,24 @@
 
 namespace tessera {
 
-Address resolve(const std::string& given) {
+Address resolve(const std::string& given, const std::string& flag) {
   const auto colon = given.rfind(':');
   std::string host = given.substr(0, colon);
   const bool in_brackets = host.starts_with('[') && host.ends_with(']');
   if (in_brackets) host = host.substr(1, host.size() - 2);
   const bool v6 = host.find(':') != std::string::npos;
   if (colon == std::string::npos || host.empty() || v6 != in_brackets) {
-    refuse_flag("address", "'" + given + "'", "give HOST:PORT, or [HOST]:PORT for IPv6");
+    refuse_flag(flag, "'" + given + "'", "give HOST:PORT, or [HOST]:PORT for IPv6");
   }
   const std::string port = given.substr(colon + 1);
-  checked_number<int>("address", port, 1, 65'535);
+  checked_number<int>(flag, port, 1, 65'535);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const int failed = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
   if (failed != 0) {
-    refuse_flag("address", "'" + given + "'",
+    refuse_flag(flag, "'" + given + "'",
                 text("the host is not known (", ::gai_strerror(failed), "): give another"));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &::freeaddrinfo);

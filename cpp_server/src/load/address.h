@@ -15,7 +15,7 @@ struct Address {
   socklen_t length = 0;
 };
 
-// `given` is HOST:PORT, with an IPv6 host in brackets. Throws UsageError, which names --address.
-Address resolve(const std::string& given);
+// `given` is HOST:PORT, with an IPv6 host in brackets. Throws UsageError, which names the flag.
+Address resolve(const std::string& given, const std::string& flag = "address");
 
 }  // namespace tessera

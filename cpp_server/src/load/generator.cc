@@ -104,8 +104,9 @@ class Connection : private GrpcChannel::Caller {
     ++counts_[static_cast<std::size_t>(code) % counts_.size()];
     if (code != 0) return;
     result.latency.record(latency.count());
-    // Every 16th answer is read: enough for the means, and little of the client's time.
-    if (samples_ == 0 || result.latency.count() % 16 != 1) return;
+    // Few answers are read: enough for the means, and little of the client's time.
+    const auto every = static_cast<std::uint64_t>(options_.read_every);
+    if (samples_ == 0 || (result.latency.count() - 1) % every != 0) return;
     predictor::PredictionResponse response;
     if (!response.ParseFromArray(answer.data(), static_cast<int>(answer.size())) ||
         response.predictions().empty() ||
@@ -117,6 +118,10 @@ class Connection : private GrpcChannel::Caller {
     sum_batch_samples += response.timings().batch_samples();
     sum_forward_us += static_cast<double>(response.timings().forward_us());
     sum_queue_us += static_cast<double>(response.timings().queue_us());
+    const predictor::StageTimings& times = response.timings();
+    const std::int64_t pass_us =
+        times.assemble_us() + times.transfer_us() + times.forward_us() + times.split_us();
+    result.passes.record(1'000 * pass_us);
   }
 
   const TrafficOptions& options_;
@@ -163,6 +168,7 @@ TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::
   for (const auto& connection : connections) {
     const TrafficResult& part = connection->result;
     total.latency.merge(part.latency);
+    total.passes.merge(part.passes);
     for (const auto& [code, count] : connection->codes()) total.codes[code] += count;
     total.answers_wrong_size += part.answers_wrong_size;
     total.batch_samples += connection->sum_batch_samples;

@@ -34,6 +34,7 @@ struct TrafficOptions {
   Duration duration{std::chrono::seconds(10)};
   Duration timeout{std::chrono::seconds(5)};
   std::uint64_t seed = 0;
+  int read_every = 16;           // answers of which one is read for the means below
   std::string authorization;     // of each call; empty: none
   TlsFiles tls;                  // no authorities: connections are not encrypted
   CallRecord* record = nullptr;  // told of each measured call; outlives the run
@@ -41,6 +42,7 @@ struct TrafficOptions {
 
 struct TrafficResult {
   LatencyHistogram latency;                    // of answered requests
+  LatencyHistogram passes;                     // of the answers that were read, as the server says
   std::map<std::string, std::uint64_t> codes;  // by status name, measured requests only
   std::uint64_t answers_wrong_size = 0;
   double seconds = 0;        // of the measurement

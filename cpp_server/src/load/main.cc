@@ -1,5 +1,6 @@
 // tessera-load: sends random requests to a server and measures it; see --help.
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -8,11 +9,14 @@
 #include <vector>
 
 #include "common/flags.h"
+#include "load/calibration.h"
 #include "load/call_record.h"
+#include "load/drawn_requests.h"
 #include "load/generator.h"
 #include "load/report.h"
 #include "load/request_drawer.h"
 #include "load/request_file.h"
+#include "load/server_counters.h"
 #include "package/manifest.h"
 #include "package/package_error.h"
 
@@ -20,14 +24,13 @@ namespace {
 
 using tessera::Flag;
 
-// Different requests, sent in turn: enough that caches and hashes see different ids.
-constexpr std::size_t kRequests = 512;
-
 struct Settings {
   std::string model_file;
   std::string request_file;
   std::string record;
   std::string csv;
+  std::string calibrate;
+  std::string http_address;
   tessera::TrafficOptions traffic;
   tessera::DrawOptions draw;
   std::int64_t timeout_ms = 5'000;
@@ -137,6 +140,17 @@ std::vector<Flag> flags(Settings& s) {
        [&](const std::string& value) { s.traffic.authorization = authorization_of(value); }},
       {"csv", "FILE", "append a line of CSV to FILE, with a header where it is new",
        [&](const std::string& value) { s.csv = value; }},
+      {"calibrate", "FILE",
+       "measure what calls of several sizes cost the server and this client, alone and many at "
+       "once, "
+       "and write it to FILE for tessera capacity; each of nine runs or less takes "
+       "--warm-up-s "
+       "and --duration-s",
+       [&](const std::string& value) { s.calibrate = value; }},
+      {"http-address", "HOST:PORT",
+       "for --calibrate: the server's HTTP port on this machine, whose metrics tell the CPU time "
+       "that it uses",
+       [&](const std::string& value) { s.http_address = value; }},
       {"help", "", "print this and exit", [&](const std::string&) { s.help = true; }},
   };
 }
@@ -161,14 +175,53 @@ void append_csv(const Settings& settings, const tessera::TrafficResult& result) 
   out << tessera::csv_line(settings.traffic, result);
 }
 
-// Random requests of the package's schema.
-std::vector<std::string> drawn_requests(const Settings& settings) {
+tessera::Manifest manifest_of(const Settings& settings) {
   const tessera::PackageFile file(settings.model_file);
-  const tessera::Manifest manifest = tessera::read_manifest(tessera::Records(file));
-  tessera::RequestDrawer drawer(manifest.schema, settings.draw, settings.traffic.seed);
-  std::vector<std::string> requests;
-  while (requests.size() < kRequests) requests.push_back(drawer.draw());
-  return requests;
+  return tessera::read_manifest(tessera::Records(file));
+}
+
+// Random requests of the package's schema.
+std::vector<std::string> requests_of_package(const Settings& settings) {
+  return tessera::drawn_requests(manifest_of(settings).schema, settings.draw,
+                                 settings.traffic.seed);
+}
+
+// Refuses flags that a calibration does not look at, and one without its address.
+void check_calibration(const Settings& settings) {
+  if (settings.calibrate.empty() != settings.http_address.empty()) {
+    throw tessera::UsageError("--calibrate and --http-address need each other; give both");
+  }
+  if (settings.calibrate.empty()) return;
+  if (settings.model_file.empty() || settings.traffic.rate > 0 || !settings.record.empty() ||
+      !settings.csv.empty() || !settings.traffic.tls.ca.empty()) {
+    throw tessera::UsageError(
+        "--calibrate draws requests of --model-file and sends them one after another over "
+        "connections that are not encrypted; leave out --requests, --rate, --record, --csv and "
+        "--tls-ca");
+  }
+}
+
+int run_calibration(const Settings& settings) {
+  const tessera::Manifest manifest = manifest_of(settings);
+  // Opened now, and not when a minute of measuring is over. A file of costs that is there stays as
+  // it is until there are others.
+  const std::string partial = settings.calibrate + ".partial";
+  std::ofstream out(partial);
+  if (!out) tessera::refuse_flag("calibrate", settings.calibrate, "it cannot be written");
+  try {
+    out << tessera::calibrate(settings.traffic, settings.http_address, manifest, settings.draw);
+    out.close();
+    if (!out) {
+      tessera::refuse_flag("calibrate", settings.calibrate, "it could not be written to its end");
+    }
+    std::filesystem::rename(partial, settings.calibrate);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(partial, ignored);
+    throw;
+  }
+  std::cout << "wrote " << settings.calibrate << "\n";
+  return 0;
 }
 
 // Refuses files of TLS that are given without others that they need.
@@ -187,9 +240,11 @@ void check_tls(const tessera::TlsFiles& tls) {
 
 int run(Settings& settings) {
   check_tls(settings.traffic.tls);
+  check_calibration(settings);
+  if (!settings.calibrate.empty()) return run_calibration(settings);
   const bool drawn = settings.request_file.empty();
   const std::vector<std::string> requests =
-      drawn ? drawn_requests(settings) : tessera::read_request_file(settings.request_file);
+      drawn ? requests_of_package(settings) : tessera::read_request_file(settings.request_file);
   std::optional<tessera::CallRecord> record;
   if (!settings.record.empty()) settings.traffic.record = &record.emplace(settings.record);
   const tessera::TrafficResult result =
@@ -222,6 +277,12 @@ int main(int argc, char** argv) {
   } catch (const tessera::UsageError& error) {
     std::cerr << "tessera-load: error: " << error.what() << '\n';
     return 2;
+  } catch (const tessera::CountersError& error) {
+    std::cerr << "tessera-load: error: " << error.what() << '\n';
+    return 1;
+  } catch (const tessera::CalibrationError& error) {
+    std::cerr << "tessera-load: error: " << error.what() << '\n';
+    return 1;
   } catch (const tessera::PackageError& error) {
     std::cerr << "tessera-load: error: " << error.what() << '\n';
     return 2;

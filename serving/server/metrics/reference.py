@@ -203,7 +203,7 @@ def markdown(every: Iterable[Family]) -> str:
         "# Metrics",
         "",
         "What `/metrics` of the HTTP port tells, in Prometheus' text format. Both servers have the same families, but for those",
-        f"that name their server. `{WRITE_COMMAND}` writes this page from the code. [deploy.md](deploy.md) says which to look at when;",
+        f"that name their server. `{WRITE_COMMAND}` writes this page from the code. [operations.md](operations.md) says which to look at when;",
         "`deploy/monitoring` has a dashboard for Grafana and alert rules for Prometheus.",
     ]
     for title, found in sections.items():

@@ -1,0 +1,145 @@
+"""What `tessera capacity` simulates beside what tessera-server does, under three loads.
+
+    python cpp_server/bench/capacity_bench.py [--rounds 5] [--samples 64] [--json FILE]
+
+The model is the DLRM of the forward benchmark: 26 int8 tables, D=64, 13 dense features.  Each round measures the
+costs anew (tessera-load --calibrate), sends calls at random times at 30, 60 and 80% of what the server answered
+with 64 in flight, and simulates the same rates with the round's costs, the client on the same CPUs.  Figures are
+medians over the rounds; a ratio is the simulated figure by the measured one, the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tessera.cpus import usable_cpus
+from tessera.serving.bench.forward import dlrm
+from tessera.serving.capacity.calibration import Calibration, read_calibration
+from tessera.serving.capacity.model import Host, Load
+from tessera.serving.capacity.simulate import simulate
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.server.background import ServerProcess
+from tessera.training.bench.harness import machine, print_head, print_row
+
+BUILD = Path(__file__).resolve().parents[2] / "build/cpp/release"
+SHARES = (0.3, 0.6, 0.8)
+FIGURES = ("throughput", "p50_ms", "p99_ms")
+Row = dict[str, float]
+
+
+def load(server: ServerProcess, package: Path, *flags: object) -> None:
+    """Run tessera-load against ``server``, which may refuse calls."""
+    command = [BUILD / "tessera-load", "--address", server.address, "--model-file", package, *flags]
+    done = subprocess.run(list(map(str, command)), check=False, stdout=subprocess.DEVNULL)
+    if done.returncode > 1:
+        raise SystemExit(done.returncode)
+
+
+def calibrated(
+    server: ServerProcess, package: Path, folder: Path, args: argparse.Namespace
+) -> Calibration:
+    """The costs, measured now."""
+    file = folder / "costs.json"
+    length = ("--samples", args.samples, "--duration-s", args.seconds / 2, "--warm-up-s", "0.2")
+    http = f"127.0.0.1:{server.http_port}"
+    load(server, package, "--calibrate", file, "--http-address", http, *length)
+    return read_calibration(file)
+
+
+def measured(
+    server: ServerProcess, package: Path, folder: Path, rate: float, args: argparse.Namespace
+) -> Row:
+    """What the server does under ``rate`` calls a second."""
+    file = folder / "load.csv"
+    file.unlink(missing_ok=True)
+    length = ("--samples", args.samples, "--duration-s", args.seconds, "--warm-up-s", "0.5")
+    load(server, package, "--rate", rate, "--csv", file, *length)
+    names, values = file.read_text().splitlines()
+    row = dict(zip(names.split(","), map(float, values.split(",")), strict=True))
+    return {
+        "throughput": row["requests_per_second"],
+        "p50_ms": row["p50_ms"],
+        "p99_ms": row["p99_ms"],
+    }
+
+
+def simulated(costs: Calibration, rate: float, args: argparse.Namespace) -> Row:
+    """What the simulation says of the same load."""
+    host = Host.of_server(costs.server, costs.cpus, clients=1)
+    requests = min(max(int(rate * args.seconds), 1_000), 50_000)
+    outcome = simulate(
+        host,
+        costs.costs(args.samples),
+        Load(rate=rate, samples=args.samples, requests=requests),
+    )
+    return {
+        "throughput": outcome.throughput,
+        "p50_ms": 1e3 * outcome.percentile_s(50),
+        "p99_ms": 1e3 * outcome.percentile_s(99),
+    }
+
+
+def parse() -> argparse.Namespace:
+    """The flags of this script."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=100_000, help="rows per table (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="(default: %(default)s)")
+    add("--samples", type=int, default=64, help="of a call (default: %(default)s)")
+    add("--seconds", type=float, default=4.0, help="of a load (default: %(default)s)")
+    add("--json", type=Path, help="also write the figures to this file")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, simulate and print both."""
+    args = parse()
+    print(f"{machine()} at the start; {usable_cpus()} CPUs for server and client together")
+    print(f"{args.samples} samples a call; medians of {args.rounds} rounds of {args.seconds} s")
+    rounds: dict[float, list[tuple[Row, Row]]] = {share: [] for share in SHARES}
+    rates: dict[float, list[float]] = {share: [] for share in SHARES}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        package = folder / "dlrm.pt"
+        write_model(dlrm(args.rows, "murmur3"), package, PackageOptions(name="dlrm"))
+        flags = ["--model", str(package), "--drain-propagation-ms", "0"]
+        with ServerProcess(flags, program=[str(BUILD / "tessera-server")]) as server:
+            for _ in range(args.rounds):
+                costs = calibrated(server, package, folder, args)
+                most = costs.busiest.calls / costs.busiest.seconds
+                for share in SHARES:
+                    found = measured(server, package, folder, share * most, args)
+                    rounds[share].append((found, simulated(costs, share * most, args)))
+                    rates[share].append(share * most)
+    print_head("load", "calls/s", "", "measured", "simulated", "ratio", "ratios of the rounds")
+    figures = []
+    for share, pairs in rounds.items():
+        for figure in FIGURES:
+            ratios = [said[figure] / found[figure] for found, said in pairs]
+            row = {
+                "load": share,
+                "rate": statistics.median(rates[share]),
+                "figure": figure,
+                "measured": statistics.median(found[figure] for found, _ in pairs),
+                "simulated": statistics.median(said[figure] for _, said in pairs),
+                "ratio": statistics.median(ratios),
+                "ratios": sorted(ratios),
+            }
+            figures.append(row)
+            both = (f"{row['measured']:.4g}", f"{row['simulated']:.4g}", f"{row['ratio']:.2f}")
+            each = " ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+            print_row(f"{share:.0%}", f"{row['rate']:.0f}", figure, *both, each)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
