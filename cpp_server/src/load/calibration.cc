@@ -38,6 +38,7 @@ double own_cpu_seconds() {
 
 std::vector<double> quantiles_us(const LatencyHistogram& times) {
   std::vector<double> found;
+  found.reserve(kQuantiles);
   for (int i = 0; i < kQuantiles; ++i) {
     found.push_back(static_cast<double>(times.quantile_ns((i + 0.5) / kQuantiles)) / 1e3);
   }
