@@ -11,7 +11,7 @@ import pytest
 
 from tessera.training.bench.program_list import PROGRAMS, Program
 from tessera.training.bench.program_rewrite import HOME, cells_as_source, moved
-from tessera.training.bench.torchrec_programs import difference, prepare, run
+from tessera.training.bench.torchrec_programs import difference, prepare, run, steps_of_nan
 
 CHECKOUTS = [Path(p) for p in os.environ.get("TESSERA_TORCHREC_CHECKOUT", "").split(":") if p]
 OWN = Program(
@@ -122,6 +122,18 @@ def test_losses_are_compared_step_by_step():
     assert difference([[0.1, 2.0], [0.0]], [[0.0, 2.0], [0.0]]) == pytest.approx(0.05)
     assert difference([[1.0]], [[1.0, 2.0]]) == float("inf")
     assert difference([], []) == 0
+
+
+def test_a_loss_that_is_nan_with_one_library_alone_is_a_difference():
+    nan, inf = float("nan"), float("inf")
+    for ours, theirs in (([nan, 1.0], [1.0, 1.0]), ([1.0, 1.0], [1.0, nan]), ([nan], [inf])):
+        assert difference([ours], [theirs]) == inf
+        assert steps_of_nan([ours], [theirs]) == 0
+    assert difference([[inf]], [[1.0]]) == difference([[1.0]], [[inf]]) == inf
+    assert difference([[inf]], [[inf]]) == 0
+    # The others are compared as a part of the largest finite loss.
+    assert difference([[nan, 2.2]], [[nan, 2.0]]) == pytest.approx(0.1)
+    assert steps_of_nan([[nan, 2.2], [nan]], [[nan, 2.0], [nan]]) == 2
 
 
 @pytest.mark.skipif(not CHECKOUTS, reason="TESSERA_TORCHREC_CHECKOUT names no checkout")

@@ -12,6 +12,7 @@ The exit status is 1 if a program did not run or trained otherwise than with Tor
 
 import argparse
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -156,18 +157,31 @@ def _free_port() -> int:
 
 
 def difference(ours: list[list[float]], theirs: list[list[float]]) -> float:
-    """Returns the largest difference of two losses of a process, as a part of its largest loss.
+    """Returns the largest difference of two losses of a process, as a part of its largest finite loss.
 
-    Infinite where the number of processes or of their losses differs.
+    Infinite where the number of processes or of their losses differs, and where one of two losses
+    alone is NaN or infinite. NaN at the same step of both is no difference (`steps_of_nan`).
     """
     if [len(one) for one in ours] != [len(one) for one in theirs]:
-        return float("inf")
+        return math.inf
     worst = 0.0
     for own, other in zip(ours, theirs, strict=True):
-        largest = max((abs(loss) for loss in other), default=0.0) or 1.0
-        apart = max((abs(a - b) for a, b in zip(own, other, strict=True)), default=0.0)
-        worst = max(worst, apart / largest)
+        largest = max((abs(loss) for loss in other if math.isfinite(loss)), default=0.0) or 1.0
+        for a, b in zip(own, other, strict=True):
+            if a == b or (math.isnan(a) and math.isnan(b)):
+                continue
+            apart = abs(a - b) / largest
+            worst = max(worst, apart if math.isfinite(apart) else math.inf)
     return worst
+
+
+def steps_of_nan(ours: list[list[float]], theirs: list[list[float]]) -> int:
+    """Returns how many losses of all processes are NaN at the same step of both runs."""
+    return sum(
+        math.isnan(a) and math.isnan(b)
+        for own, other in zip(ours, theirs, strict=False)
+        for a, b in zip(own, other, strict=False)
+    )
 
 
 def compare(
@@ -194,7 +208,9 @@ def compare(
     good = ours.status == "runs"
     if theirs is not None and theirs.status == "runs":
         apart = difference(ours.losses, theirs.losses) if ours.losses or theirs.losses else 0.0
-        cells.append(f"{_last(theirs)} ({apart:.0e} apart)" if theirs.losses else "runs")
+        nan = steps_of_nan(ours.losses, theirs.losses)
+        said = f"{apart:.0e} apart" + (f", {nan} losses are NaN in both" if nan else "")
+        cells.append(f"{_last(theirs)} ({said})" if theirs.losses else "runs")
         good = good and apart <= RTOL
     else:
         cells.append(f"{theirs.status}: {theirs.last_line[:100]}" if theirs else "")
