@@ -339,8 +339,9 @@ class ServerConfig:
         for name in ("record_file_bytes", "record_bytes"):
             _at_least(_LEAST_RECORD_BYTES, **{name: getattr(self, name)})
             _at_most(_MOST_RECORD_BYTES, **{name: getattr(self, name)})
-        if self.record_bytes < self.record_file_bytes * self.processes:
-            files = f"{self.processes} files" if self.processes > 1 else "a file"
+        writers = self.processes if self.record else 1
+        if self.record_bytes < self.record_file_bytes * writers:
+            files = f"{writers} files" if writers > 1 else "a file"
             _refuse(
                 "record_bytes",
                 self.record_bytes,

@@ -119,7 +119,7 @@ def started(server):
 
 
 def test_every_connection_gives_the_bits_of_one_process_and_all_are_counted(
-    server, package, messages
+    server, package, messages, records
 ):
     in_process = load_package(package)
     before = figure(server, "tessera_requests_total", code="OK")
