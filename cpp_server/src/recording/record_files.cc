@@ -120,7 +120,7 @@ void RecordFiles::append(std::string_view bytes) {
       rest.remove_prefix(static_cast<std::size_t>(count));
     } else if (errno != EINTR) {
       const int why = errno;
-      // Without the part that was written; readers would stop there, too.
+      // The part that was written goes: readers would stop there.
       if (::ftruncate(file_, size_) != 0) errno = why;
       close();
       errno = why;

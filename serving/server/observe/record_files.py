@@ -111,7 +111,7 @@ class RecordFiles:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
-            # Without the part that was written; readers would stop there, too.
+            # The part that was written goes: readers would stop there.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
             self.close()
