@@ -72,6 +72,11 @@ _SERVER = {
     "drain_propagation_ms": "between NOT_SERVING and the first refusal, milliseconds",
 }
 
+_RECORDING = {
+    "record_file_bytes": "with --record, what one of its files may have, bytes; then the next is begun",
+    "record_bytes": "with --record, what the folder's files may have in sum, bytes; the oldest are removed",
+}
+
 _TLS = {
     "tls_cert": "the certificate of both ports in PEM, and those between it and an authority that clients know; read "
     "again when it changes and on SIGHUP, as are the next two, docs/security.md (default: none, connections are not "
@@ -184,6 +189,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --otlp-endpoint, the share of the calls without a traceparent that are traced, 0 to 1; those with "
         "one are where it says that it is sampled (default: %(default)g)",
     )
+    _add_recording(parser)
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
@@ -222,6 +228,25 @@ def run(args: argparse.Namespace) -> int:
     from tessera.serving.server.main import serve_until_signal  # noqa: PLC0415
 
     return serve_until_signal(config)
+
+
+def _add_recording(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--record",
+        default=_EXAMPLE.record,
+        metavar="DIR",
+        help="a folder that gets a share of the requests for scores, as they were received, so that tessera-load "
+        "--replay can send them again; made where there is none, for its owner alone, docs/replay.md (default: none, "
+        "nothing is recorded)",
+    )
+    parser.add_argument(
+        "--record-share",
+        type=float,
+        default=_EXAMPLE.record_share,
+        metavar="SHARE",
+        help="with --record, the share of the calls that are recorded, 0 to 1 (default: %(default)g)",
+    )
+    _add_numbers(parser, _RECORDING, _EXAMPLE)
 
 
 def _add_tls(parser: argparse.ArgumentParser) -> None:

@@ -58,6 +58,8 @@ _LONGEST_FOLLOW_POLL_MS = 3_600_000
 _OLDEST_CONNECTION_S = 1_000_000
 _MOST_HTTP_CONNECTIONS = 65_536
 _MOST_SHARED_MEMORY_BYTES = 1 << 50
+_LEAST_RECORD_BYTES = 4_096
+_MOST_RECORD_BYTES = 1 << 50
 
 ModelControl = Literal["none", "poll", "explicit"]
 
@@ -184,6 +186,10 @@ class ServerConfig:
         access_log: a file that gets a line for each call for scores, or ``-``: the standard output; empty: none.
         otlp_endpoint: the address of a collector of spans (docs/observe.md); empty: no call is traced.
         trace_share: the share of the calls without a traceparent that are traced, 0 to 1.
+        record: a folder that gets a share of the requests (docs/replay.md); empty: nothing is recorded.
+        record_share: the share of the calls that are recorded, 0 to 1.
+        record_file_bytes: what one of its files may have.
+        record_bytes: what the folder's files may have together.
     """
 
     models: tuple[ModelSource, ...] = ()
@@ -220,6 +226,10 @@ class ServerConfig:
     access_log: str = ""
     otlp_endpoint: str = ""
     trace_share: float = 0.01
+    record: str = ""
+    record_share: float = 0.01
+    record_file_bytes: int = 64 * 1024 * 1024
+    record_bytes: int = 1024 * 1024 * 1024
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
 
@@ -251,6 +261,7 @@ class ServerConfig:
             )
         self._check_tls()
         self._check_tracing()
+        self._check_recording()
         _at_least(1024, max_message_bytes=self.max_message_bytes)
         _at_most(_LARGEST_MESSAGE, max_message_bytes=self.max_message_bytes)
         _at_least(1, max_http_connections=self.max_http_connections)
@@ -320,6 +331,23 @@ class ServerConfig:
         # Written so that a NaN is refused.
         if not 0 <= self.trace_share <= 1:
             _refuse("trace_share", self.trace_share, "give a share from 0 to 1")
+
+    def _check_recording(self) -> None:
+        # Written so that a NaN is refused.
+        if not 0 <= self.record_share <= 1:
+            _refuse("record_share", self.record_share, "give a share from 0 to 1")
+        for name in ("record_file_bytes", "record_bytes"):
+            _at_least(_LEAST_RECORD_BYTES, **{name: getattr(self, name)})
+            _at_most(_MOST_RECORD_BYTES, **{name: getattr(self, name)})
+        writers = self.processes if self.record else 1
+        if self.record_bytes < self.record_file_bytes * writers:
+            files = f"{writers} files" if writers > 1 else "a file"
+            _refuse(
+                "record_bytes",
+                self.record_bytes,
+                f"{files} of --record-file-bytes {self.record_file_bytes} could never be in it: "
+                "raise the one or lower the other",
+            )
 
     def _check_processes(self) -> None:
         if self.max_inflight_bytes < self.max_message_bytes:

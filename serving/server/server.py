@@ -84,7 +84,7 @@ class Server:
         http_port: the HTTP port, once the server has started.
 
     Raises:
-        UserError: a package, a certificate, a file of tokens or the access log cannot be used, or two models have the
+        UserError: a package, a certificate, a file of tokens, the access log or the folder of recorded requests cannot be used, or two models have the
             same name.
     """
 
@@ -113,6 +113,7 @@ class Server:
         self._security = Security(config, self._metrics.security, log, shared)
         self._observer = CallObserver(config, log)
         self._metrics.show_calls(self._observer.dropped_lines, self._observer.spans)
+        self._metrics.show_records(self._observer.records)
         self._counters = {
             identity.name: ModelMetrics(identity.name, identity.version, identity.counted)
             for _, identity in self._models

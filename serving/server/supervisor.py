@@ -43,6 +43,7 @@ from tessera.serving.server.model.loader import (
     identify_all,
 )
 from tessera.serving.server.observe.access_log import STANDARD_OUTPUT, check_access_log
+from tessera.serving.server.observe.record_files import check_record_folder
 from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.serving.server.signals import SignalMeaning, SignalReader
@@ -104,10 +105,11 @@ class Supervisor:
         )
         self._signals = SignalReader()
         check_access_log(config.access_log)
+        check_record_folder(config.record)
         self._shared = Shared(
             own_token=secrets.token_urlsafe(32) if config.auth_token_file else "",
             origin_secret=secrets.token_urlsafe(32)
-            if config.access_log or config.otlp_endpoint
+            if config.access_log or config.otlp_endpoint or config.record
             else "",
         )
         # Its files are read by every process; here they are read so that what is wrong is told at once.

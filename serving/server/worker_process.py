@@ -112,6 +112,7 @@ def run_pages(
                 result: totals.spans[result] + count for result, count in observer.spans().items()
             },
         )
+        page.show_records(lambda: totals.records)
         for _, identity in models:
             page.add(ModelMetrics(identity.name, identity.version, identity.counted))
 

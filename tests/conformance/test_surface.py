@@ -66,6 +66,8 @@ FAMILIES = {
     "tessera_certificate_end_seconds": ("gauge", set()),
     "tessera_log_lines_dropped": ("counter", {"log"}),
     "tessera_spans": ("counter", {"result"}),
+    "tessera_records": ("counter", {"result"}),
+    "tessera_record_bytes": ("counter", set()),
     "tessera_build_info": ("gauge", {"server", "version"}),
     "process_virtual_memory_bytes": ("gauge", set()),
     "process_resident_memory_bytes": ("gauge", set()),

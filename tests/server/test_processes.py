@@ -25,6 +25,7 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server import supervisor
 from tessera.serving.server.background import ServerProcess
+from tessera.serving.server.observe.record_format import read_records
 from tessera.serving.server.shared_slots import SharedSlots
 from tessera.training.models.config import TableConfig
 from tests.conformance.guarded import TOKEN, Asker, Places
@@ -61,16 +62,22 @@ def access_log(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    return tmp_path_factory.mktemp("records")
+
+
+@pytest.fixture(scope="module")
 def collector():
     with SpanCollector() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def server(package, access_log, collector):
+def server(package, access_log, collector, records):
     flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
     tracing = ["--otlp-endpoint", collector.url, "--trace-share", "0"]
-    with ServerProcess([*flags, *tracing, "--access-log", str(access_log)]) as running:
+    telling = ["--access-log", str(access_log), "--record", str(records), "--record-share", "1"]
+    with ServerProcess([*flags, *tracing, *telling]) as running:
         yield running
         assert running.terminate() == 0
 
@@ -112,7 +119,7 @@ def started(server):
 
 
 def test_every_connection_gives_the_bits_of_one_process_and_all_are_counted(
-    server, package, messages
+    server, package, messages, records
 ):
     in_process = load_package(package)
     before = figure(server, "tessera_requests_total", code="OK")
@@ -132,6 +139,12 @@ def test_every_connection_gives_the_bits_of_one_process_and_all_are_counted(
     tables = value(metrics, "tessera_device_memory_bytes", kind="tables")
     assert tables == sum(table.bytes for table in in_process.manifest.tables)
     assert value(metrics, "tessera_queue_requests") == 0
+    # Each process has recorded its own calls in a file of its own.
+    recorded = lambda: [list(read_records(path)) for path in records.iterdir()]  # noqa: E731 - it is one line
+    wait_until(lambda: figure(server, "tessera_records_total", result="written") == before + count)
+    assert sum(map(len, recorded())) == before + count
+    assert len(recorded()) == 2
+    assert {call.message for calls in recorded() for call in calls} >= set(messages)
     # Whichever process answers, Triton's statistics are those of the whole server.
     for _ in range(4):
         with grpc.insecure_channel(server.address, ALONE) as channel:

@@ -32,6 +32,8 @@ COUNTERS = {
     "tessera_out_of_range_ids_total": MODEL,
     "tessera_log_lines_dropped_total": {"log"},
     "tessera_spans_total": {"result"},
+    "tessera_records_total": {"result"},
+    "tessera_record_bytes_total": set(),
 }
 HISTOGRAMS = {
     "tessera_request_duration_seconds": MODEL,

@@ -18,7 +18,7 @@ LR, GRADIENT = 0.5, 3e-9  # so small that eps decides the step
 
 
 def trained(optimizer_class, **settings):
-    """The row of a table after two steps whose gradient is `GRADIENT` in each of four columns."""
+    """The table of three rows after two steps in which row 1 has the gradient `GRADIENT` in each column."""
     table = EmbeddingBagConfig(3, 4, name="t", feature_names=["f"])
     tables = EmbeddingBagCollection([table], device=torch.device("meta"))
     apply_optimizer_in_backward(optimizer_class, tables.parameters(), {"lr": LR, **settings})

@@ -160,7 +160,7 @@ def difference(ours: list[list[float]], theirs: list[list[float]]) -> float:
     """Returns the largest difference of two losses of a process, as a part of its largest finite loss.
 
     Infinite where the number of processes or of their losses differs, and where one of two losses
-    alone is NaN or infinite. NaN at the same step of both is no difference (`steps_of_nan`).
+    alone is NaN or infinite. NaN at the same step of both counts as equal (`steps_of_nan`).
     """
     if [len(one) for one in ours] != [len(one) for one in theirs]:
         return math.inf

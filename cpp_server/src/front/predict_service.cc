@@ -53,6 +53,29 @@ void PredictCall::begin_record() {
   }
 }
 
+// Keeps the message for a replay, if the call is one of the share that is recorded.
+void PredictCall::record_request(Bytes message) {
+  if (context_.observer == nullptr) return;
+  RequestRecorder* const recorder = context_.observer->recorder();
+  if (recorder == nullptr) return;
+  try {
+    CallRecord own;
+    if (!told_) tell_origin(own);
+    const CallRecord& origin = told_ ? *record_ : own;
+    recorder->put(
+        began_,
+        {.method = protocol_->method_name() == "Predict" ? RecordedMethod::kPredict
+                                                         : RecordedMethod::kModelInfer,
+         .protocol = origin.protocol == "rest" ? RecordedProtocol::kRest : RecordedProtocol::kGrpc,
+         .model = model_->name(),
+         .version = model_->version(),
+         .request_id = origin.request_id,
+         .message = {reinterpret_cast<const char*>(message.data()), message.size()}});
+  } catch (const std::bad_alloc&) {  // the call goes on
+    recorder->drop();
+  }
+}
+
 // The model that `message` names, for the counts of a call that is refused whatever it asks for;
 // null: there is none, or the message cannot be read.
 std::shared_ptr<ServedModel> PredictCall::named_model(Bytes message) {
@@ -98,6 +121,7 @@ void PredictCall::parse_and_submit(Bytes message) {
     return;
   }
   decoded_ = true;
+  record_request(message);
   if (!hold(message.size())) return;
   decode = context_.clock.now() - began_;
   model->metrics().observe_stage(Stage::kDecode, seconds(decode));

@@ -71,7 +71,7 @@ class PredictCall : public PendingRequest {
   virtual std::string_view trace_header() = 0;
 
   // Fills in where the call comes from. Only called by start and count_refused, where the call is
-  // told of.
+  // told of or its request is recorded.
   virtual void tell_origin(CallRecord& record) = 0;
 
   // HTTP's status for `code`; 0: the call did not come over HTTP/1.1.
@@ -110,6 +110,7 @@ class PredictCall : public PendingRequest {
   void parse_and_submit(Bytes message);
   std::shared_ptr<ServedModel> named_model(Bytes message);
   void begin_record();
+  void record_request(Bytes message);
   void tell(const ModelMetrics& metrics, Code code, Duration took);
   void count(Code code);
   void keep_some(Bytes message);

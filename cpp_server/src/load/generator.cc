@@ -29,12 +29,24 @@ class Connection : private GrpcChannel::Caller {
         next_request_(static_cast<std::size_t>(index)),
         channel_(loop_, address, options.method, options.authorization, tls, options.timeout,
                  *this),
-        next_([this] { send_due(); }) {}
+        next_([this] {
+          if (options_.schedule != nullptr) {
+            send_scheduled();
+          } else {
+            send_due();
+          }
+        }) {}
 
   void run(TimePoint begin) {
+    begin_ = begin;
     measure_from_ = begin + options_.warm_up;
     end_ = measure_from_ + options_.duration;
-    if (options_.rate > 0) {
+    if (options_.schedule != nullptr) {
+      measure_from_ = begin;
+      end_ = kNever;
+      if (all_sent()) return;  // more connections than requests
+      loop_.schedule(next_, begin);
+    } else if (options_.rate > 0) {
       due_ = begin;
       loop_.schedule(next_, begin);
     } else {
@@ -62,10 +74,34 @@ class Connection : private GrpcChannel::Caller {
   double sum_queue_us = 0;
 
  private:
-  void send(TimePoint intended) {
-    const std::size_t index = next_request_++ % requests_.size();
+  void send(TimePoint intended) { send(next_request_++ % requests_.size(), intended); }
+
+  void send(std::size_t index, TimePoint intended) {
     ++open_;
-    channel_.call(std::as_bytes(std::span(requests_[index])), {intended, index});
+    channel_.call(std::as_bytes(std::span(requests_[index])), {intended, index},
+                  options_.methods == nullptr ? std::string_view() : (*options_.methods)[index]);
+  }
+
+  bool closed_loop() const { return options_.rate == 0 && options_.schedule == nullptr; }
+
+  bool all_sent() const {
+    if (options_.schedule != nullptr) return next_request_ >= options_.schedule->size();
+    return due_ >= end_;
+  }
+
+  // Sends what is due of the schedule's requests, of which every connection has its share.
+  void send_scheduled() {
+    const std::vector<Duration>& schedule = *options_.schedule;
+    const TimePoint now = std::chrono::steady_clock::now();
+    while (!all_sent() && begin_ + schedule[next_request_] <= now) {
+      send(next_request_, begin_ + schedule[next_request_]);
+      next_request_ += static_cast<std::size_t>(options_.connections);
+    }
+    if (!all_sent()) {
+      loop_.schedule(next_, begin_ + schedule[next_request_]);
+    } else if (open_ == 0) {
+      loop_.stop();
+    }
   }
 
   // Open loop: sends what is due, and comes back when the next request is.
@@ -93,9 +129,10 @@ class Connection : private GrpcChannel::Caller {
       if (options_.record != nullptr) options_.record->add(tag, latency, code, answer);
       measure(latency, code, answer);
     }
-    if (options_.rate == 0 && now < end_) {
+    result.seconds = seconds(now - begin_);
+    if (closed_loop() && now < end_) {
       send(now);
-    } else if (open_ == 0 && (options_.rate == 0 || due_ >= end_)) {
+    } else if (open_ == 0 && (closed_loop() || all_sent())) {
       loop_.stop();
     }
   }
@@ -133,6 +170,7 @@ class Connection : private GrpcChannel::Caller {
   GrpcChannel channel_;
   http2::EventLoop::Timer next_;
   std::array<std::uint64_t, 17> counts_{};  // by code
+  TimePoint begin_{};
   TimePoint measure_from_{};
   TimePoint end_{};
   TimePoint due_{};  // open loop: when the next request is to be sent
@@ -163,10 +201,12 @@ TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::
     }
   }
   TrafficResult total;
-  total.seconds = seconds(options.duration);
+  total.seconds = options.schedule == nullptr ? seconds(options.duration) : 0;
   double read = 0;
   for (const auto& connection : connections) {
     const TrafficResult& part = connection->result;
+    // A schedule takes until its last answer.
+    if (options.schedule != nullptr) total.seconds = std::max(total.seconds, part.seconds);
     total.latency.merge(part.latency);
     total.passes.merge(part.passes);
     for (const auto& [code, count] : connection->codes()) total.codes[code] += count;

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/clock.h"
@@ -34,9 +35,14 @@ struct TrafficOptions {
   Duration duration{std::chrono::seconds(10)};
   Duration timeout{std::chrono::seconds(5)};
   std::uint64_t seed = 0;
-  int read_every = 16;           // answers of which one is read for the means below
-  std::string authorization;     // of each call; empty: none
-  TlsFiles tls;                  // no authorities: connections are not encrypted
+  int read_every = 16;        // answers of which one is read for the means below
+  std::string authorization;  // of each call; empty: none
+  TlsFiles tls;               // no authorities: connections are not encrypted
+  // Each request's own method; null: all have the one above. Both vectors outlive the run.
+  const std::vector<std::string_view>* methods = nullptr;
+  // When each request is sent, once, in this order, after the begin; all of them are measured.
+  // Null: requests are sent in turn, by the rate or in a closed loop.
+  const std::vector<Duration>* schedule = nullptr;
   CallRecord* record = nullptr;  // told of each measured call; outlives the run
 };
 

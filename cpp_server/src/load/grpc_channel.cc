@@ -195,7 +195,8 @@ GrpcChannel::~GrpcChannel() {
   if (socket_.open()) loop_.remove(socket_.descriptor(), *this);
 }
 
-void GrpcChannel::call(std::span<const std::byte> framed, const CallTag& tag) {
+void GrpcChannel::call(std::span<const std::byte> framed, const CallTag& tag,
+                       std::string_view path) {
   if (free_.empty()) {
     free_.emplace_back();
     free_.back().place = free_.begin();
@@ -205,6 +206,7 @@ void GrpcChannel::call(std::span<const std::byte> framed, const CallTag& tag) {
   call.framed = framed;
   call.sent = 0;
   call.tag = tag;
+  call.path = path;
   call.deadline = loop_.now() + timeout_;
   call.stream = -1;
   call.http_status = 0;
@@ -221,15 +223,16 @@ void GrpcChannel::call(std::span<const std::byte> framed, const CallTag& tag) {
 
 void GrpcChannel::submit(Call& call) {
   using http2::header;
-  const std::array headers = {header(":method", "POST"),
-                              header(":scheme", tls_ == nullptr ? "http" : "https"),
-                              header(":path", path_),
-                              header(":authority", address_.text),
-                              header("te", "trailers"),
-                              header("content-type", "application/grpc"),
-                              header("user-agent", "tessera-load"),
-                              header("grpc-timeout", timeout_header_),
-                              header("authorization", authorization_)};
+  const std::array headers = {
+      header(":method", "POST"),
+      header(":scheme", tls_ == nullptr ? "http" : "https"),
+      header(":path", call.path.empty() ? std::string_view(path_) : call.path),
+      header(":authority", address_.text),
+      header("te", "trailers"),
+      header("content-type", "application/grpc"),
+      header("user-agent", "tessera-load"),
+      header("grpc-timeout", timeout_header_),
+      header("authorization", authorization_)};
   const std::size_t count = headers.size() - (authorization_.empty() ? 1 : 0);
   nghttp2_data_provider body{};
   body.source.ptr = &call;

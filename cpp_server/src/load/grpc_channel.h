@@ -57,8 +57,8 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
   GrpcChannel& operator=(const GrpcChannel&) = delete;
 
   // Begins a call. `framed` is the message with its prefix (see `framed_message`), which must live
-  // until the call has ended.
-  void call(std::span<const std::byte> framed, const CallTag& tag);
+  // until the call has ended; so must `path`, the call's own method, unless that is empty.
+  void call(std::span<const std::byte> framed, const CallTag& tag, std::string_view path = {});
 
   // Called by nghttp2.
   struct Callbacks;
@@ -71,6 +71,7 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
     std::span<const std::byte> framed;
     std::size_t sent = 0;
     CallTag tag{};
+    std::string_view path;  // empty: the channel's
     TimePoint deadline{};
     std::int32_t stream = -1;  // -1: waits for a connection
     int http_status = 0;

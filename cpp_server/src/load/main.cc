@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/flags.h"
@@ -13,6 +14,7 @@
 #include "load/call_record.h"
 #include "load/drawn_requests.h"
 #include "load/generator.h"
+#include "load/replay.h"
 #include "load/report.h"
 #include "load/request_drawer.h"
 #include "load/request_file.h"
@@ -27,6 +29,8 @@ using tessera::Flag;
 struct Settings {
   std::string model_file;
   std::string request_file;
+  std::string replay;
+  double speed = 0;  // 0: not given
   std::string record;
   std::string csv;
   std::string calibrate;
@@ -78,6 +82,21 @@ std::vector<Flag> flags(Settings& s) {
            tessera::refuse_flag("method", "'" + value + "'", "give /package.Service/Method");
          }
          s.traffic.method = value;
+       }},
+      {"replay", "FILE|DIR",
+       "instead of --model-file: send the requests that a server has recorded there "
+       "(docs/replay.md) "
+       "at their "
+       "recorded times, each once, or in turn where --rate says how many a second",
+       [&](const std::string& value) { s.replay = value; }},
+      {"speed", "X",
+       "for --replay: how fast time passes; 2: twice as many requests a second as were recorded "
+       "(default: 1)",
+       [&](const std::string& value) {
+         s.speed = tessera::parse_number<double>("speed", value);
+         if (!(s.speed >= 1e-3 && s.speed <= 1e6)) {
+           tessera::refuse_flag("speed", value, "give a number from 0.001 to 1000000");
+         }
        }},
       {"record", "FILE",
        "write each measured call with its answer to FILE (default: none); load/call_record.h has "
@@ -238,13 +257,52 @@ void check_tls(const tessera::TlsFiles& tls) {
   }
 }
 
+// Refuses flags that a replay does not look at, and --speed without recorded times.
+void check_replay(const Settings& settings) {
+  const tessera::TrafficOptions defaults;
+  const bool timed = !settings.replay.empty() && settings.traffic.rate == 0;
+  if (settings.speed > 0 && !timed) {
+    throw tessera::UsageError("--speed is for --replay without --rate; leave it out");
+  }
+  if (!settings.replay.empty() && settings.traffic.method != defaults.method) {
+    throw tessera::UsageError("--method is for --requests; recorded requests have their own");
+  }
+  if (timed && (settings.traffic.warm_up != defaults.warm_up ||
+                settings.traffic.duration != defaults.duration)) {
+    throw tessera::UsageError(
+        "--replay without --rate sends and measures every recorded request; leave out --warm-up-s "
+        "and --duration-s, or add --rate");
+  }
+}
+
+// The messages of the recording, whose methods and times the traffic has from now on.
+std::vector<std::string> replayed(Settings& settings, tessera::Recording& recording) {
+  recording = tessera::read_recording(settings.replay);
+  if (recording.cut_files > 0) {
+    std::cerr << "tessera-load: " << recording.cut_files
+              << " files were cut; they were read up to their last whole request\n";
+  }
+  if (settings.speed > 0) {
+    for (tessera::Duration& at : recording.at) {
+      at = std::chrono::duration_cast<tessera::Duration>(at / settings.speed);
+    }
+  }
+  settings.traffic.methods = &recording.methods;
+  if (settings.traffic.rate == 0) settings.traffic.schedule = &recording.at;
+  return std::move(recording.messages);
+}
+
 int run(Settings& settings) {
   check_tls(settings.traffic.tls);
   check_calibration(settings);
+  check_replay(settings);
   if (!settings.calibrate.empty()) return run_calibration(settings);
-  const bool drawn = settings.request_file.empty();
-  const std::vector<std::string> requests =
-      drawn ? requests_of_package(settings) : tessera::read_request_file(settings.request_file);
+  const bool drawn = !settings.model_file.empty();
+  tessera::Recording recording;
+  const std::vector<std::string> requests = drawn ? requests_of_package(settings)
+                                            : settings.replay.empty()
+                                                ? tessera::read_request_file(settings.request_file)
+                                                : replayed(settings, recording);
   std::optional<tessera::CallRecord> record;
   if (!settings.record.empty()) settings.traffic.record = &record.emplace(settings.record);
   const tessera::TrafficResult result =
@@ -267,10 +325,11 @@ int main(int argc, char** argv) {
       std::cout << usage();
       return 0;
     }
-    if (settings.traffic.address.empty() ||
-        settings.model_file.empty() == settings.request_file.empty()) {
+    const int sources = (settings.model_file.empty() ? 0 : 1) +
+                        (settings.request_file.empty() ? 0 : 1) + (settings.replay.empty() ? 0 : 1);
+    if (settings.traffic.address.empty() || sources != 1) {
       throw tessera::UsageError(
-          "--address and one of --model-file and --requests are needed; see --help");
+          "--address and one of --model-file, --requests and --replay are needed; see --help");
     }
     settings.traffic.timeout = std::chrono::milliseconds(settings.timeout_ms);
     return run(settings);

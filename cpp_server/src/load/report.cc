@@ -30,6 +30,9 @@ std::uint64_t failures(const TrafficResult& result) {
 }
 
 std::string load(const TrafficOptions& options) {
+  if (options.schedule != nullptr) {
+    return text("replay of ", options.schedule->size(), " requests at their recorded times");
+  }
   if (options.rate == 0) return text("closed loop, ", options.in_flight, " in flight");
   return text("open loop, ", fixed(options.rate, 0), " requests/s, ",
               options.poisson ? "Poisson" : "constant");
@@ -69,7 +72,8 @@ std::string csv_header() {
 
 std::string csv_line(const TrafficOptions& options, const TrafficResult& result) {
   const LatencyHistogram& latency = result.latency;
-  return text(fixed(options.rate, 1), ",", options.rate > 0 ? 0 : options.in_flight, ",",
+  return text(fixed(options.rate, 1), ",",
+              options.rate > 0 || options.schedule != nullptr ? 0 : options.in_flight, ",",
               options.connections, ",", fixed(result.seconds, 3), ",", latency.count(), ",",
               failures(result), ",", fixed(per_second(result), 1), ",",
               milliseconds(latency.quantile_ns(0.5)), ",", milliseconds(latency.quantile_ns(0.9)),

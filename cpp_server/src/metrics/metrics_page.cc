@@ -378,6 +378,13 @@ std::string MetricsPage::render(const RepositoryControl* repository, ShadowList&
                         MetricType::Counter));
   add(page.back(), {{"result", "sent"}}, static_cast<double>(observer_.sent_spans()));
   add(page.back(), {{"result", "dropped"}}, static_cast<double>(observer_.dropped_spans()));
+  page.push_back(family("tessera_records_total", "Recorded requests, by what became of them",
+                        MetricType::Counter));
+  add(page.back(), {{"result", "written"}}, static_cast<double>(observer_.written_records()));
+  add(page.back(), {{"result", "dropped"}}, static_cast<double>(observer_.dropped_records()));
+  page.push_back(
+      family("tessera_record_bytes_total", "Bytes of recorded requests", MetricType::Counter));
+  add(page.back(), {}, static_cast<double>(observer_.record_bytes()));
   for (const ProcessMetric& metric : process_metrics()) {
     page.push_back(
         family(metric.name, metric.help, metric.counter ? MetricType::Counter : MetricType::Gauge));

@@ -18,12 +18,8 @@ std::unique_ptr<SpanExporter> started(const std::string& endpoint,
   return std::make_unique<SpanExporter>(read_collector(endpoint), spans_frame(server_version), log);
 }
 
-// At least 0 and below 1.
-double random_share() {
-  constexpr unsigned kFractionBits = 53;
-  constexpr unsigned kWordBits = 64;
-  return static_cast<double>(random_bits() >> (kWordBits - kFractionBits)) /
-         static_cast<double>(std::uint64_t{1} << kFractionBits);
+std::unique_ptr<RequestRecorder> recording(const RecordOptions& options, const Log& log) {
+  return options.folder.empty() ? nullptr : std::make_unique<RequestRecorder>(options, log);
 }
 
 }  // namespace
@@ -33,7 +29,8 @@ CallObserver::CallObserver(const ObserverOptions& options, const std::string& se
     : log_(log),
       trace_share_(options.trace_share),
       lines_(opened(options.access_log)),
-      exporter_(started(options.otlp_endpoint, server_version, log)) {}
+      exporter_(started(options.otlp_endpoint, server_version, log)),
+      recorder_(recording(options.record, log)) {}
 
 bool CallObserver::traces(const std::optional<TraceParent>& parent) const {
   if (exporter_ == nullptr) return false;
@@ -42,6 +39,7 @@ bool CallObserver::traces(const std::optional<TraceParent>& parent) const {
 }
 
 bool CallObserver::begin(std::string_view traceparent, CallRecord& record) const {
+  if (lines_ == nullptr && exporter_ == nullptr) return false;
   const auto parent = read_traceparent(traceparent);
   record.logged = lines_ != nullptr;
   record.traced = traces(parent);
@@ -85,6 +83,7 @@ void CallObserver::reopen() {
 void CallObserver::flush() noexcept {
   if (lines_ != nullptr) lines_->flush();
   if (exporter_ != nullptr) exporter_->close();
+  if (recorder_ != nullptr) recorder_->flush();
 }
 
 }  // namespace tessera

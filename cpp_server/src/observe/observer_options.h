@@ -5,12 +5,15 @@
 
 #include <string>
 
+#include "recording/record_options.h"
+
 namespace tessera {
 
 struct ObserverOptions {
   std::string access_log = {};     // a file, or "-" for the standard output; empty: none
   std::string otlp_endpoint = {};  // the address of a collector; empty: no call is traced
   double trace_share = 0.01;       // of the calls without a traceparent, 0 to 1
+  RecordOptions record = {};
 };
 
 }  // namespace tessera

@@ -49,6 +49,13 @@ std::uint64_t random_bits() {
   return random();
 }
 
+double random_share() {
+  constexpr unsigned kFractionBits = 53;
+  constexpr unsigned kWordBits = 64;
+  return static_cast<double>(random_bits() >> (kWordBits - kFractionBits)) /
+         static_cast<double>(std::uint64_t{1} << kFractionBits);
+}
+
 void append_random_digits(std::string& id) {
   constexpr unsigned kWordDigits = 16;
   constexpr unsigned kDigitBits = 4;

@@ -21,6 +21,9 @@ void choose_request_id(std::string_view given, std::string& id);
 // 64 random bits. Not secret.
 std::uint64_t random_bits();
 
+// At least 0 and below 1.
+double random_share();
+
 // Appends 16 hexadecimal digits of such bits.
 void append_random_digits(std::string& id);
 

@@ -13,6 +13,7 @@
 #include "package/format_rules.h"
 #include "server/connection_flags.h"
 #include "server/observe_flags.h"
+#include "server/record_flags.h"
 #include "server/security_flags.h"
 #include "server/shared_memory_flags.h"
 
@@ -243,8 +244,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
 std::vector<Flag> flags(ServerConfig& config) {
   std::vector<Flag> all = own_flags(config);
   for (std::vector<Flag> more :
-       {observe_flags(config), security_flags(config), shared_memory_flags(config),
-        connection_flags(config.connections)}) {
+       {observe_flags(config), record_flags(config), security_flags(config),
+        shared_memory_flags(config), connection_flags(config.connections)}) {
     all.insert(all.end(), std::make_move_iterator(more.begin()),
                std::make_move_iterator(more.end()));
   }
@@ -288,6 +289,7 @@ void check(const ServerConfig& config) {
                 "nothing is checked against it; add --require-signature");
   }
   check_security(config);
+  check_recording(config);
   // Written so that a NaN is refused.
   if (!(config.load_timeout_s > 0) || !(config.load_timeout_s <= kMaxLoadTimeoutS)) {
     refuse_flag("load-timeout-s", text(config.load_timeout_s),

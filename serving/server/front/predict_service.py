@@ -185,6 +185,9 @@ class PredictService:
         call.inside = True
         decoded = read()
         call.samples, call.ids = decoded.request.samples, decoded.request.ids
+        if self._observer is not None and call.origin is not None:
+            named = (call.metrics.model, call.metrics.version)
+            self._observer.record(call.origin, call.method, named, call.began, content)
         held.take(
             CALL_BYTES
             + len(content)

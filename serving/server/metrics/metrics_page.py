@@ -35,6 +35,7 @@ class MetricsCollector(Collector):
         security: those of tokens and certificates.
         dropped_lines: of each log, how many lines it has lost so far.
         spans: how many spans of traced calls were ``sent`` and ``dropped`` so far.
+        records: how many requests were recorded (``written``) and ``dropped`` so far, and the ``bytes`` of the former.
     """
 
     def __init__(self, server_version: str, dropped_log_lines: Callable[[], int]) -> None:
@@ -44,6 +45,7 @@ class MetricsCollector(Collector):
             "access": lambda: 0,
         }
         self.spans: Callable[[], Mapping[str, int]] = lambda: {"sent": 0, "dropped": 0}
+        self.records: Callable[[], Mapping[str, int]] = dict
         self.models: list[ModelMetrics] = []
         self.unresolved = ModelMetrics("", "")
         self.versions = VersionMetrics()
@@ -94,7 +96,7 @@ class MetricsCollector(Collector):
             ids.add_metric(labels, model.ids)
             outside.add_metric(labels, model.out_of_range_ids)
         yield from (requests, rejected, batches, ids, outside, values, missing)
-        yield from (self._dropped(), self._told_spans())
+        yield from (self._dropped(), self._told_spans(), *self._recorded())
 
     def _dropped(self) -> Metric:
         dropped = CounterMetricFamily(
@@ -113,6 +115,17 @@ class MetricsCollector(Collector):
         for result, count in self.spans().items():
             spans.add_metric((result,), count)
         return spans
+
+    def _recorded(self) -> tuple[Metric, Metric]:
+        counts = self.records()
+        records = CounterMetricFamily(
+            "tessera_records", "Recorded requests, by what became of them", labels=("result",)
+        )
+        for result in ("written", "dropped"):
+            records.add_metric((result,), counts.get(result, 0))
+        size = CounterMetricFamily("tessera_record_bytes", "Bytes of recorded requests")
+        size.add_metric((), counts.get("bytes", 0))
+        return records, size
 
     def _histograms(self) -> Iterator[Metric]:
         stages = _histogram(
@@ -235,6 +248,15 @@ class MetricsPage:
     def spans(self) -> Mapping[str, int]:
         """How many spans of traced calls were ``sent`` and ``dropped`` so far."""
         return self._collector.spans()
+
+    @property
+    def records(self) -> Mapping[str, int]:
+        """How many requests were recorded (``written``) and ``dropped`` so far, and the ``bytes`` of the former."""
+        return self._collector.records()
+
+    def show_records(self, records: Callable[[], Mapping[str, int]]) -> None:
+        """Ask this for the counts of recorded requests."""
+        self._collector.records = records
 
     def show_calls(
         self, dropped_lines: Callable[[], int], spans: Callable[[], Mapping[str, int]]

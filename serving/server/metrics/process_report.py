@@ -53,6 +53,7 @@ class ProcessReporter:
         self._past_cpu_seconds: float = past.get("cpu_seconds", 0.0)
         self._past_dropped: dict[str, int] = past.get("dropped_lines", {})
         self._past_spans: dict[str, int] = past.get("spans", {})
+        self._past_records: dict[str, int] = past.get("records", {})
         for model in (*page.models, page.unresolved):
             if past:
                 model.add(past["models"][model.model]["counted"])
@@ -78,6 +79,10 @@ class ProcessReporter:
                     result: self._past_spans.get(result, 0) + count
                     for result, count in self._page.spans.items()
                 },
+                "records": {
+                    result: self._past_records.get(result, 0) + count
+                    for result, count in self._page.records.items()
+                },
                 "refused_calls": self._page.security.refused,
                 "models": {
                     model.model: {"counted": model.counted(), "now": _gauges(model)}
@@ -93,12 +98,14 @@ class ProcessTotals(Collector):
     Attributes:
         dropped_lines: of each log, the lines that all processes have lost.
         spans: of all processes, the spans that were ``sent`` and ``dropped``.
+        records: of all processes, the records that were ``written`` and ``dropped``, and their ``bytes``.
     """
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
         self.dropped_lines: Counter[str] = Counter()
         self.spans: Counter[str] = Counter()
+        self.records: Counter[str] = Counter()
         self._restarts = 0
         self._began = time.time()
 
@@ -119,10 +126,11 @@ class ProcessTotals(Collector):
         """
         self._reports = [json.loads(content) for content in contents if content]
         self._restarts = restarts
-        self.dropped_lines, self.spans = Counter(), Counter()
+        self.dropped_lines, self.spans, self.records = Counter(), Counter(), Counter()
         for report in self._reports:
             self.dropped_lines.update(report["dropped_lines"])
             self.spans.update(report["spans"])
+            self.records.update(report["records"])
         security.take_others([report["refused_calls"] for report in self._reports])
         for model in models:
             reports = [report["models"][model.model] for report in self._reports]

@@ -60,7 +60,7 @@ _SECTIONS = (
     ("Tokens and certificates", r"tessera_(calls_refused|secret|certificate)_"),
     ("Commits", r"tessera_(model_commit$|freshness|commit)"),
     ("Models", r"tessera_(model|shadow|device_memory)_"),
-    ("The server", r"tessera_(build|connections|streams|log|spans|worker)|process_"),
+    ("The server", r"tessera_(build|connections|streams|log|spans|record|worker)|process_"),
 )
 """Title and names; the first that matches has the family."""
 

@@ -1,4 +1,4 @@
-"""What is told of single calls for scores: a line of the access log of each, and spans of some.
+"""What is told of single calls for scores: a line of the access log of each, spans of some, and their requests.
 
 Whether a call is traced is decided before it is computed, so that how it went makes no difference: a traceparent says it
 by its sampled flag; a share of the calls without one begins a trace of its own.
@@ -7,6 +7,7 @@ by its sampled flag; a share of the calls without one begins a trace of its own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tessera
@@ -15,6 +16,9 @@ from tessera.serving.server.observe.access_log import AccessLog, open_access_log
 from tessera.serving.server.observe.call_record import CallRecord
 from tessera.serving.server.observe.collector import read_collector
 from tessera.serving.server.observe.origin import CallOrigin, GrpcOrigins, RestOrigins, Sampler
+from tessera.serving.server.observe.record_files import RecordOptions
+from tessera.serving.server.observe.record_format import RecordedCall
+from tessera.serving.server.observe.request_recorder import RequestRecorder
 from tessera.serving.server.observe.span_exporter import SpanExporter
 
 
@@ -26,7 +30,7 @@ class CallObserver:
         log: told when spans cannot be sent.
 
     Raises:
-        UserError: the access log cannot be opened.
+        UserError: the access log cannot be opened, or the folder of recorded requests not be written to.
     """
 
     def __init__(self, config: ServerConfig, log: Any) -> None:
@@ -38,10 +42,16 @@ class CallObserver:
             else None
         )
 
+        options = RecordOptions(
+            config.record, config.record_share, config.record_file_bytes, config.record_bytes
+        )
+        self._recorder = RequestRecorder(options, log) if config.record else None
+
     @property
     def active(self) -> bool:
         """Whether any call is told of."""
-        return self._lines is not None or self._spans is not None
+        told = (self._lines, self._spans, self._recorder)
+        return any(each is not None for each in told)
 
     @property
     def has_file(self) -> bool:
@@ -52,7 +62,12 @@ class CallObserver:
         """What reads the origins of gRPC calls that show ``secret`` where they are forwarded; None: nobody asks."""
         if not self.active:
             return None
-        return GrpcOrigins(secret, sampler=self._sampler, logged=self._lines is not None)
+        return GrpcOrigins(
+            secret,
+            sampler=self._sampler,
+            logged=self._lines is not None,
+            recorded=self._recorder is not None,
+        )
 
     def rest_origins(self, *, forwards: bool = False) -> RestOrigins | None:
         """What reads the origins of requests over HTTP; None: nobody asks.
@@ -62,13 +77,40 @@ class CallObserver:
         """
         if not self.active:
             return None
-        return RestOrigins(sampler=self._sampler, logged=self._lines is not None, forwards=forwards)
+        return RestOrigins(
+            sampler=self._sampler,
+            logged=self._lines is not None,
+            recorded=self._recorder is not None,
+            forwards=forwards,
+        )
 
     def sampled(self, origin: CallOrigin) -> CallOrigin:
         """``origin`` of a call that was not forwarded in the end."""
         if self._sampler is None:
             return origin
         return dataclasses.replace(origin, trace_id=self._sampler.trace_id(origin.parent))
+
+    def record(
+        self,
+        origin: CallOrigin,
+        method: str,
+        model: tuple[str, str],
+        arrival: float,
+        message: bytes,
+    ) -> None:
+        """Record a request, if it is one of the share.
+
+        Args:
+            origin: where the call comes from.
+            method: ``Predict`` or ``ModelInfer``.
+            model: name and version of the model that it goes to.
+            arrival: when its message was there, seconds of ``time.monotonic``.
+            message: as it was received.
+        """
+        if self._recorder is None or not self._recorder.draws():
+            return
+        call = RecordedCall(0, method, origin.protocol, *model, origin.request_id, message)
+        self._recorder.put(arrival, call)
 
     def tell(self, record: CallRecord) -> None:
         """Tell of a call that has just ended."""
@@ -88,14 +130,22 @@ class CallObserver:
             return {"sent": 0, "dropped": 0}
         return {"sent": exporter.sent, "dropped": exporter.dropped}
 
+    def records(self) -> Mapping[str, int]:
+        """How many requests were recorded (``written``) and ``dropped`` so far, and the ``bytes`` of the former."""
+        if self._recorder is None:
+            return {"written": 0, "dropped": 0, "bytes": 0}
+        return self._recorder.counts()
+
     def reopen(self, log: Any) -> None:
         """Go on with the file that has the access log's path now, and tell ``log``."""
         if self._lines is not None:
             self._lines.reopen(log)
 
     def close(self) -> None:
-        """Tell no more; wait at most two seconds until what there is to tell has been told."""
+        """Tell no more; wait at most three seconds until what there is to tell has been told."""
         if self._spans is not None:
             self._spans.close()
+        if self._recorder is not None:
+            self._recorder.close()
         if self._lines is not None:
             self._lines.close()

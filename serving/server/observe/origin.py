@@ -97,14 +97,16 @@ class _Origins:
     Args:
         sampler: decides which calls are traced; None: none is.
         logged: whether each call gets a line of the access log.
+        recorded: whether requests are recorded, so that every origin is asked for.
 
     Attributes:
         logged: whether each call gets a line; the answers then say under which id.
     """
 
-    def __init__(self, *, sampler: Sampler | None, logged: bool) -> None:
+    def __init__(self, *, sampler: Sampler | None, logged: bool, recorded: bool = False) -> None:
         self._sampler = sampler
         self.logged = logged
+        self._all = logged or recorded
 
     def _trace_id(self, parent: TraceParent | None) -> str:
         return "" if self._sampler is None else self._sampler.trace_id(parent)
@@ -116,18 +118,26 @@ class RestOrigins(_Origins):
     Args:
         sampler: see `_Origins`.
         logged: see `_Origins`, too.
+        recorded: whether requests are recorded.
         forwards: each call is told of to the process that computes it, which decides whether it is traced.
     """
 
-    def __init__(self, *, sampler: Sampler | None, logged: bool, forwards: bool = False) -> None:
-        super().__init__(sampler=None if forwards else sampler, logged=logged)
+    def __init__(
+        self,
+        *,
+        sampler: Sampler | None,
+        logged: bool,
+        recorded: bool = False,
+        forwards: bool = False,
+    ) -> None:
+        super().__init__(sampler=None if forwards else sampler, logged=logged, recorded=recorded)
         self._forwards = forwards
 
     def of(self, headers: Mapping[str, str], peer: str) -> CallOrigin | None:
         """The origin of the request with these headers, whose names are not told apart by case; None: it is not told of."""
         parent = read_traceparent(headers.get(_TRACEPARENT, ""))
         trace_id = self._trace_id(parent)
-        if not (self.logged or self._forwards or trace_id):
+        if not (self._all or self._forwards or trace_id):
             return None
         request_id = request_id_of(headers.get(REQUEST_ID, ""))
         return CallOrigin("rest", _plain_address(peer), request_id, parent, trace_id)
@@ -140,10 +150,13 @@ class GrpcOrigins(_Origins):
         secret: shown by another process of this server that forwards a call; empty: there is none.
         sampler: see `_Origins`.
         logged: see `_Origins`, too.
+        recorded: whether requests are recorded.
     """
 
-    def __init__(self, secret: str, *, sampler: Sampler | None, logged: bool) -> None:
-        super().__init__(sampler=sampler, logged=logged)
+    def __init__(
+        self, secret: str, *, sampler: Sampler | None, logged: bool, recorded: bool = False
+    ) -> None:
+        super().__init__(sampler=sampler, logged=logged, recorded=recorded)
         self._secret = secret
 
     def of(
@@ -161,7 +174,7 @@ class GrpcOrigins(_Origins):
                 given[name] = given.get(name) or value
         parent = read_traceparent(given.get(_TRACEPARENT, ""))
         trace_id = self._trace_id(parent)
-        if not (self.logged or trace_id):
+        if not (self._all or trace_id):
             return None
         forwarded = self._forwarded(given.get(_FORWARDED, ""))
         if forwarded is not None:
