@@ -1,5 +1,6 @@
 """Ids there and vectors back, against lists of bags."""
 
+import re
 from itertools import accumulate
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from tessera.training import KeyedJaggedTensor
 from tessera.training.distributed import dist_data
 from tessera.training.distributed.dist_data import KJTAllToAll, get_recat
+from tessera.training.distributed.travel.batch_kind import batch_kind, describe_kind
 from tests.training.ranks import rank_device, run_on_ranks
 
 WORLDS = [1, 2, 4]
@@ -214,6 +216,45 @@ def test_recat_of_two_features_from_three_sources():
     # Two nodes of two ranks: sources in the order 0, 2, 1, 3.
     assert get_recat(1, 4, stagger=2).tolist() == [0, 2, 1, 3]
     assert get_recat(0, 4) is None
+
+
+KINDS = [
+    ({}, {"id_dtype": torch.int32}, "int64 ids, .* int32 ids"),
+    ({"weighted": True}, {}, "float32 weights .* no weights"),
+    ({"stride_per_key_per_rank": [[1], [1]]}, {"stride": 1}, "for each feature, .* one batch size"),
+]
+
+
+def _of_two_kinds():
+    rank = dist.get_rank()
+    bags = random_bags(2, 1)
+    send = KJTAllToAll(dist.group.WORLD, [1, 1])
+    for first, second, said in KINDS:
+        own = first if rank == 0 else second
+        kjt = tensor_of(bags, **{"weighted": False, **own})
+        pattern = rf"differ in kind: rank {rank} has"
+        with pytest.raises(ValueError, match=pattern) as raised:
+            send(kjt).wait()
+        if rank == 0:
+            assert re.search(said, str(raised.value))
+        # Nothing is left on the way: the next batch arrives.
+        assert send(tensor_of(bags, weighted=False)).wait().wait().stride() == 2
+
+
+@pytest.mark.multi_gpu
+def test_ranks_whose_batches_differ_in_kind_are_told_so():
+    run_on_ranks(2, _of_two_kinds)
+
+
+def test_batches_of_one_kind_are_described():
+    bags = [[[(3, 0.5)]]]
+    kinds = [
+        batch_kind(tensor_of(bags, weighted=weighted, id_dtype=dtype))
+        for weighted in (False, True)
+        for dtype in (torch.int32, torch.int64)
+    ]
+    assert len(set(kinds)) == 4
+    assert describe_kind(kinds[2]) == "int32 ids, int32 lengths, float32 weights and one batch size"
 
 
 def _wrong_splits():

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 
 from tessera.training.distributed.comm.alltoall_sequence import segment_order
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.travel.batch_kind import batch_kind, check_kinds
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+_LABELS = ("lengths", "values", "strides", "weights")
+"""What `KeyedJaggedTensor.dist_labels` may name."""
 
 
 @lru_cache(maxsize=256)
@@ -90,8 +94,10 @@ def sizes_to_send(
 ) -> list[list[int]]:
     """The sizes that go before one tensor of ids, ``[W]`` each.
 
-    Beside the sizes of the tensors these are the ids per feature: the receiver then knows where
-    its features begin without asking the device once more.
+    The first row is the batch's kind, then there is one for each tensor that a batch may have, and one
+    for the batch size; what this batch does not have is 0, so that there are as many rows on a rank whose
+    batch is of another kind.  The ids per feature come last: the receiver then knows where its features begin without
+    asking the device once more.
 
     Args:
         features: what is sent, features in the ranks' order.
@@ -100,9 +106,11 @@ def sizes_to_send(
     """
     counts = features.length_per_key()
     firsts = [0, *accumulate(splits)]
-    rows = list(tensor_splits)
-    if not features.variable_stride_per_key():
-        rows.append([features.stride()] * len(splits))
+    absent = [0] * len(splits)
+    sent = dict(zip(features.dist_labels(), tensor_splits, strict=True))
+    rows = [[batch_kind(features)] * len(splits), *(sent.get(label, absent) for label in _LABELS)]
+    varies = features.variable_stride_per_key()
+    rows.append(absent if varies else [features.stride()] * len(splits))
     rows.extend(
         [
             counts[first + place] if place < own else 0
@@ -241,23 +249,29 @@ class KJTSplitsAllToAllMeta:
         )
 
     def send_tensors(self, exchanged: list[list[int]]) -> KJTAllToAllTensorsAwaitable:
-        """Begin to send; ``exchanged`` holds each rank's number for each of ``splits_tensors``."""
-        tensors = len(self.labels)
+        """Begin to send; ``exchanged`` holds each rank's number for each of ``splits_tensors``.
+
+        Raises:
+            ValueError: the batch of another rank is of another kind; every rank raises it.
+        """
+        kinds, *rest = exchanged
+        check_kinds(kinds, self.pg.rank())
+        sizes = dict(zip(_LABELS, rest, strict=False))
+        batch_sizes, *ids = rest[len(_LABELS) :]
         varies = self.features.variable_stride_per_key()
-        first = tensors if varies else tensors + 1
         return KJTAllToAllTensorsAwaitable(
             pg=self.pg,
             input=self.features,
             splits=self.splits,
             input_splits=self.input_splits,
-            output_splits=exchanged[:tensors],
+            output_splits=[sizes[label] for label in self.labels],
             input_tensors=self.input_tensors,
             labels=self.labels,
             keys=self.keys,
             device=self.device,
             stagger=self.stagger,
-            stride_per_rank=None if varies else exchanged[tensors],
-            length_per_key=[sum(ids) for ids in exchanged[first : first + len(self.keys)]],
+            stride_per_rank=None if varies else batch_sizes,
+            length_per_key=[sum(counts) for counts in ids[: len(self.keys)]],
         )
 
 
