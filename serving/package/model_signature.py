@@ -9,9 +9,9 @@ The file is a Sigstore bundle (https://docs.sigstore.dev/about/bundle/) around a
 SHA-256 of each file of the model, here of one.  It is signed by ECDSA with a key of one of NIST's curves; keys are PEM
 files.  Sigstore's own way, by a certificate of its service for a person's account, needs that service and is left to that tool.
 
-The bundle is written and read here instead of by ``model-signing``: the four formats are fixed, and take some 100
-lines with ``cryptography``, where the library brings 36 distributions and 95 MB, and a protobuf newer than ours.  A
-test holds both against each other.
+The bundle is written and read here instead of by ``model-signing``: the four formats are fixed and take some 100 lines
+with ``cryptography``, which Tessera has anyhow, where that library brings some 30 distributions and 90 MB.  A test holds
+both against each other.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.package_factory import make_package
 
 
 def stock_tool():
-    """The command of PyPI's model-signing, which needs a newer protobuf than ours and so has an environment of its own."""
+    """The command of PyPI's model-signing, which has an environment of its own: it brings some 30 distributions."""
     named = os.environ.get("TESSERA_MODEL_SIGNING") or shutil.which("model_signing")
     if named:
         return [named]
