@@ -32,7 +32,7 @@ std::string lower_case(std::string_view given) {
   return lower;
 }
 
-// Without the spaces and tabs around it.
+// `given` without the spaces, tabs and carriage returns around it.
 std::string_view stripped(std::string_view given) {
   const std::size_t begin = given.find_first_not_of(" \t\r");
   if (begin == std::string_view::npos) return {};

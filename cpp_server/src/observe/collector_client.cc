@@ -146,7 +146,7 @@ bool is_whole(std::string_view received) {
          received.size() - end - kHeadEnd.size() >= static_cast<std::size_t>(*length);
 }
 
-// A file that has to be changed is no reason to end a server that is running.
+// A file that has to be changed does not end a server that is running.
 std::string headers_now(const std::string& path) {
   if (path.empty()) return "";
   try {
