@@ -1,4 +1,4 @@
-"""A collector of spans for tests: takes OTLP over HTTP in JSON, holds it against the protocol, and can misbehave."""
+"""A collector of spans for tests: takes OTLP over HTTP in JSON, with TLS or without, holds it against the protocol, and can misbehave."""
 
 import contextlib
 import json
@@ -16,15 +16,19 @@ class SpanCollector:
     Args:
         script: what is answered first, each once: a status; a status and headers; bytes that are written as they are;
             None: nothing, until the block ends.  What comes then is taken.
+        tls: an ``ssl.SSLContext`` that connections encrypt with; None: they do not.
 
     Attributes:
         spans: those that were taken, in the order in which they came; attributes as a dictionary.
         resources: the attributes of each request that was taken.
         requests: how many requests have come.
+        headers: of each request that was taken.
+        tls: as above; may be changed, for connections that follow.
     """
 
-    def __init__(self, *script):
-        self.spans, self.resources, self.requests = [], [], 0
+    def __init__(self, *script, tls=None):
+        self.spans, self.resources, self.requests, self.headers = [], [], 0, []
+        self.tls = tls
         self.wrong = []
         self._script = list(script)
         self._ended = threading.Event()
@@ -38,9 +42,19 @@ class SpanCollector:
             def log_message(self, *_):
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def finish_request(self, request, client_address):
+                with contextlib.suppress(OSError):  # a client that does not want this certificate
+                    if collector.tls is not None:
+                        request = collector.tls.wrap_socket(request, server_side=True)
+                    super().finish_request(request, client_address)
+                    request.close()
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self):
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
@@ -84,6 +98,8 @@ class SpanCollector:
         assert request.path == "/v1/traces"
         assert request.headers["Content-Type"] == "application/json"
         assert told.keys() == {"resourceSpans"}
+        with self._lock:
+            self.headers.append(dict(request.headers))
         for resource in told["resourceSpans"]:
             assert resource.keys() == {"resource", "scopeSpans"}
             spans = [span for scope in resource["scopeSpans"] for span in scope["spans"]]

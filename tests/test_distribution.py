@@ -4,14 +4,19 @@
 """
 
 import email
+import hashlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from packaging.requirements import Requirement
 
 import tessera
 from tessera.cli import COMMANDS
@@ -159,6 +164,91 @@ def test_the_server_of_the_wheel_finds_its_libraries(built, tmp_path):
     assert len(found) == len(ours) >= 1
     for name, place in {**found, **ldd(engine, ours)}.items():
         assert Path(place.split(" (")[0]).resolve().parent == libraries, name
+
+
+def bill_of(wheel, name):
+    """The bill of materials in a wheel, which is the one beside it."""
+    archive = zipfile.ZipFile(wheel)
+    (inside,) = (n for n in archive.namelist() if n.endswith(f".dist-info/sboms/{name}.cdx.json"))
+    content = archive.read(inside).decode()
+    assert content == wheel.with_name(f"{name}-{tessera.__version__}.cdx.json").read_text()
+    return content
+
+
+def valid(content):
+    """Whether CycloneDX's own schema, in its strict form, has nothing to say against a bill."""
+    validation = pytest.importorskip("cyclonedx.validation.json", reason="in the extra [dev]")
+    schema = importlib.import_module("cyclonedx.schema").SchemaVersion.V1_6
+    return validation.JsonStrictValidator(schema).validate_str(content) is None
+
+
+def check_graph(bill):
+    """Every component stands in the graph once, and is needed by something."""
+    itself = bill["metadata"]["component"]["bom-ref"]
+    needs = {one["ref"]: one["dependsOn"] for one in bill["dependencies"]}
+    assert len(needs) == len(bill["dependencies"])
+    assert needs.keys() == {itself, *(one["bom-ref"] for one in bill["components"])}
+    reached, waiting = set(), [itself]
+    while waiting:
+        ref = waiting.pop()
+        if ref not in reached:
+            reached.add(ref)
+            waiting += needs[ref]
+    assert reached == needs.keys()
+
+
+def test_a_bill_names_what_a_wheel_needs(wheels):
+    for name in ("tessera-rec", "tessera-rec-client"):
+        wheel = wheels[name.replace("-", "_")]
+        bill = json.loads(bill_of(wheel, name))
+        check_graph(bill)
+        versions = {one["name"]: one["version"] for one in bill["components"]}
+        assert len(versions) == len(bill["components"])
+        own = {"tessera-rec-client": tessera.__version__}
+        for found, version in versions.items():
+            assert version == own.get(found) or version == metadata.version(found)
+        needs = [Requirement(line) for line in metadata_of(wheel).get_all("Requires-Dist")]
+        asked = {one.name.lower(): one for one in needs if one.marker is None}
+        assert asked.keys() <= versions.keys()
+        for one in bill["components"]:
+            if one["name"] in asked:
+                told = [each["value"] for each in one["properties"]]
+                assert str(asked[one["name"]]) in told
+        assert bill["metadata"]["component"]["version"] == tessera.__version__
+    assert {"torch", "pyarrow", "numpy", "yarl"} <= json_names(wheels["tessera_rec"], "tessera-rec")
+
+
+def json_names(wheel, name):
+    return {one["name"] for one in json.loads(bill_of(wheel, name))["components"]}
+
+
+def test_a_bill_is_as_its_schema_says(wheels):
+    for name in ("tessera-rec", "tessera-rec-client"):
+        content = bill_of(wheels[name.replace("-", "_")], name)
+        assert valid(content)
+        assert not valid(content.replace('"bomFormat"', '"bom-format"'))
+
+
+def test_the_servers_bill_names_the_libraries_in_its_wheel(built):
+    if not (ROOT / "build" / "cpp" / "release" / "tessera-server").exists():
+        pytest.skip("the C++ server is not built (make build)")
+    wheel = built("server")["tessera_rec_server"]
+    content = bill_of(wheel, "tessera-rec-server")
+    bill, archive = json.loads(content), zipfile.ZipFile(wheel)
+    check_graph(bill)
+    told = {
+        file["name"]: file["hashes"][0]["content"]
+        for one in bill["components"]
+        for file in one.get("components", [])
+    }
+    libraries = {n for n in archive.namelist() if n.startswith("tessera_rec_server/lib/")}
+    assert told.keys() == {n for n in libraries if not n.endswith("/libtessera-engine.so")}
+    for name, sha256 in told.items():
+        assert hashlib.sha256(archive.read(name)).hexdigest() == sha256
+    packages = [one for one in bill["components"] if one["purl"].startswith("pkg:deb/")]
+    assert len(packages) >= 1
+    assert all(one["version"] in unquote(one["purl"]) for one in packages)
+    assert valid(content)
 
 
 def ldd(program, names):

@@ -13,6 +13,8 @@ holds machine code gets the tag of this machine's processor and of the oldest gl
 (manylinux_2_N), and needs the release of torch (2.N) that it was compiled against: torch's C++ interface
 changes between releases.  The version is ``tessera.__version__`` everywhere.
 
+Each gets a bill of materials, NAME-VERSION.cdx.json beside its wheel and in it (sbom.py tells what it names).
+
 tessera-rec and tessera-rec-client also get a source archive.  A wheel made of tessera-rec's compiles the operators,
 for which it needs cmake, a C++20 compiler and that torch.  The server has none: it is built by
 cpp_server/build.sh, which takes Debian's libraries.
@@ -31,11 +33,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from client_modules import client_modules
+from sbom import Bundled, write_bill
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = ROOT / "kernels" / "lib" / "libtessera_ops.so"
@@ -77,13 +81,13 @@ def build_client(folder: Path, args: argparse.Namespace) -> None:
     for path in tracked("tessera", "kernels", "serving"):
         if module_of(path) in CLIENT_MODULES or path.name == "py.typed" or is_stub(path):
             copy(path, folder)
-    dependencies = [line for line in project()["dependencies"] if name_of(line) in _CLIENT]
-    describe(
-        folder,
-        name="tessera-rec-client",
-        description="Clients of Tessera's servers: scores over gRPC, without torch.",
-        dependencies=dependencies,
-    )
+    about: dict[str, Any] = {
+        "name": "tessera-rec-client",
+        "description": "Clients of Tessera's servers: scores over gRPC, without torch.",
+        "dependencies": client_dependencies(),
+    }
+    describe(folder, **about)
+    list_parts(folder, args.out, about)
     build(folder, args.out, "--sdist", "--wheel")
 
 
@@ -106,11 +110,18 @@ def build_full(folder: Path, args: argparse.Namespace) -> None:
     }
     extras["cpu"], extras["cuda"] = [f"fbgemm-gpu-cpu{fbgemm}"], [f"fbgemm-gpu{fbgemm}"]
     dependencies = [line for line in ours["dependencies"] if name_of(line) != "torch"]
+    about: dict[str, Any] = {
+        "name": "tessera-rec",
+        "description": ours["description"],
+        "dependencies": [
+            f"tessera-rec-client=={version()}",
+            torch_requirement(),
+            *dependencies,
+        ],
+    }
     describe(
         folder,
-        name="tessera-rec",
-        description=ours["description"],
-        dependencies=[f"tessera-rec-client=={version()}", torch_requirement(), *dependencies],
+        **about,
         extras=extras,
         scripts=ours["scripts"],
         build_requires=["cmake>=3.25,<5", torch_requirement()],
@@ -123,6 +134,7 @@ def build_full(folder: Path, args: argparse.Namespace) -> None:
     library = folder / "tessera" / "kernels" / "lib" / OPERATORS.name
     library.parent.mkdir()
     shutil.copy(OPERATORS, library)
+    list_parts(folder, args.out, about)
     build(folder, args.out, "--wheel", tag=platform_tag([library]))
 
 
@@ -137,20 +149,46 @@ def build_server(folder: Path, args: argparse.Namespace) -> None:
     run("cmake", "--install", str(args.server), *installed)
     licences = folder / "licences"
     licences.mkdir()
+    bundled = []
     for path in libraries_of(program):
-        shutil.copy(path, package / "lib" / path.name)
-        copy_licence(path, licences)
+        to = package / "lib" / path.name
+        shutil.copy(path, to)
+        owner = copy_licence(path, licences)
+        bundled.append(Bundled(path=str(to.relative_to(folder)), file=to, package=owner))
+    about: dict[str, Any] = {
+        "name": "tessera-rec-server",
+        "description": "The C++ server of Tessera's packages, beside the torch wheel.",
+        "dependencies": [torch_requirement()],
+    }
+    list_parts(folder, args.out, about, bundled)
     describe(
         folder,
-        name="tessera-rec-server",
-        description="The C++ server of Tessera's packages, beside the torch wheel.",
-        dependencies=[torch_requirement()],
+        **about,
         scripts={"tessera-server": "tessera_rec_server:main"},
         data=["bin/*", "lib/*", "include/*"],
         licences=["licences/*"],
     )
     code = [package / "bin" / "tessera-server", *(package / "lib").iterdir()]
     build(folder, args.out, "--wheel", tag=platform_tag(code))
+
+
+def list_parts(
+    folder: Path, out: Path, about: dict[str, Any], bundled: Iterable[Bundled] = ()
+) -> None:
+    """Write a distribution's bill of materials, for its wheel and beside it."""
+    write_bill(
+        (folder / "sboms", out),
+        **about,
+        version=version(),
+        licence=project()["license"],
+        own={"tessera-rec-client": client_dependencies()},
+        bundled=bundled,
+    )
+
+
+def client_dependencies() -> list[str]:
+    """What the distribution of clients needs."""
+    return [line for line in project()["dependencies"] if name_of(line) in _CLIENT]
 
 
 def describe(
@@ -311,8 +349,8 @@ def libraries_of(program: Path) -> list[Path]:
     return found
 
 
-def copy_licence(library: Path, folder: Path) -> None:
-    """Put the licence of a Debian library beside the others, as their terms ask for."""
+def copy_licence(library: Path, folder: Path) -> str:
+    """Put the licence of a Debian library beside the others, as their terms ask for; its package's name."""
     for path in (library, library.resolve(), Path("/usr") / library.resolve().relative_to("/")):
         owner = subprocess.run(
             ["dpkg", "-S", str(path)], capture_output=True, text=True, check=False
@@ -320,7 +358,7 @@ def copy_licence(library: Path, folder: Path) -> None:
         if owner.returncode == 0:
             package = owner.stdout.split(":")[0]
             shutil.copy(f"/usr/share/doc/{package}/copyright", folder / f"{package}.txt")
-            return
+            return package
     sys.exit(f"wheels/build.py: the licence of {library} was not found (dpkg -S)")
 
 

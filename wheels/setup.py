@@ -1,6 +1,7 @@
 """Makes platform wheels of what holds machine code, and compiles the operators of a source archive."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -28,7 +29,13 @@ class BuildPy(build_py):
 
 
 class BdistWheel(bdist_wheel):
-    """Tags a wheel for every Python 3: the machine code knows no Python."""
+    """Tags a wheel for every Python 3, as the machine code knows no Python, and adds its bill of materials."""
+
+    def egg2dist(self, egginfo_path: str, distinfo_path: str) -> None:
+        """Make the folder .dist-info, with the bills that wheels/build.py has written in sboms/ (PEP 770)."""
+        super().egg2dist(egginfo_path, distinfo_path)
+        if (HERE / "sboms").exists():
+            shutil.copytree(HERE / "sboms", Path(distinfo_path) / "sboms")
 
     def get_tag(self) -> tuple[str, str, str]:
         """``py3-none-PLATFORM``, or ``py3-none-any`` without machine code."""

@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "observe/call_observer.h"
 #include "observe/collector.h"
+#include "observe/collector_client.h"
 #include "observe/span_exporter.h"
 
 namespace tessera {
@@ -39,6 +40,7 @@ CallRecord record_of(const Json& call) {
   };
   CallRecord record;
   record.protocol = view("protocol");
+  record.route = view("route");
   record.peer = view("peer");
   record.method = view("method");
   record.model = view("model");
@@ -116,7 +118,35 @@ TEST(CollectorTest, ItsAddressIsRead) {
   EXPECT_EQ(other.host + " " + other.port + " " + other.path, "::1 99 /base/v1/traces");
   EXPECT_EQ(other.authority, "[::1]:99");
   EXPECT_EQ(read_collector("http://[::1]").host, "::1");
-  EXPECT_THROW(read_collector("https://a"), FlagError);
+  EXPECT_FALSE(other.encrypted);
+  const Collector tls = read_collector("https://a/base");
+  EXPECT_EQ(tls.host + " " + tls.port + " " + tls.path, "a 443 /base/v1/traces");
+  EXPECT_TRUE(tls.encrypted);
+  EXPECT_EQ(read_collector("https://a:4318").port, "4318");
+  EXPECT_THROW(read_collector("ftp://a"), FlagError);
+}
+
+TEST(CollectorTest, ItsHeadersAreThoseOfTheCases) {
+  // tests/server/test_spans.py expects the same of the same files.
+  std::ifstream file(TESSERA_COLLECTOR_HEADER_CASES);
+  for (const Json& one : Json::parse(file)) {
+    SCOPED_TRACE(one.at("case"));
+    const std::string content = one.at("content");
+    std::string expected;
+    if (one.contains("error")) {
+      try {
+        parse_collector_headers(content);
+        ADD_FAILURE();
+      } catch (const UsageError& error) {
+        EXPECT_EQ(error.what(), one.at("error").get<std::string>());
+      }
+      continue;
+    }
+    for (const Json& header : one.at("headers")) {
+      expected += header.at(0).get<std::string>() + ": " + header.at(1).get<std::string>() + "\r\n";
+    }
+    EXPECT_EQ(parse_collector_headers(content), expected);
+  }
 }
 
 TEST(CollectorTest, WhatItAnswersIsReadOrRefused) {
@@ -179,7 +209,8 @@ TEST(CallObserverTest, ATraceparentSaysWhetherItsCallIsTraced) {
 
 TEST(SpanExporterTest, WhatFindsNoRoomIsDroppedAndCounted) {
   const Log log(LogLevel::kError, true, -1);
-  SpanExporter exporter(read_collector("http://127.0.0.1:1"), spans_frame("9.9"), log);
+  SpanExporter exporter(CollectorClient(read_collector("http://127.0.0.1:1")), spans_frame("9.9"),
+                        log);
   // The thread may take some of them before they are too many.
   constexpr std::uint64_t kPut = 2 * SpanExporter::kMostCalls + SpanExporter::kRequestCalls;
   for (std::uint64_t i = 0; i < kPut; ++i) exporter.put({.json = "{}", .count = 3});

@@ -45,6 +45,7 @@ class AsyncPredictorClient(Client):
         traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Prediction:
         """Score ``B`` samples; see `PredictorClient.predict`."""
         arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
@@ -55,6 +56,7 @@ class AsyncPredictorClient(Client):
             traffic_key=traffic_key,
             priority=priority,
             timeout_s=timeout_s,
+            metadata=metadata,
         )
 
     async def predict_rows(
@@ -67,6 +69,7 @@ class AsyncPredictorClient(Client):
         traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Prediction:
         """Score ``B`` rows of raw values; see `PredictorClient.predict_rows`."""
         dense, sparse = rows_to_parts(rows, self.known_schema(), ignore=ignore)
@@ -78,6 +81,7 @@ class AsyncPredictorClient(Client):
             traffic_key=traffic_key,
             priority=priority,
             timeout_s=timeout_s,
+            metadata=metadata,
         )
 
     async def predict_arrays(
@@ -89,19 +93,27 @@ class AsyncPredictorClient(Client):
         traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Prediction:
         """Score a request that is laid out; see `PredictorClient.predict_arrays`."""
         data = self._encode(arrays, model, version, traffic_key, priority)
-        response = await self.send(data, timeout_s=timeout_s)
+        response = await self.send(data, timeout_s=timeout_s, metadata=metadata)
         return self._decode(response, arrays.batch_size)
 
-    async def send(self, request: bytes, *, timeout_s: float | None = None) -> bytes:
+    async def send(
+        self,
+        request: bytes,
+        *,
+        timeout_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> bytes:
         """Send an encoded request and return the encoded response; see `PredictorClient.send`."""
+        carried = self._metadata_of(metadata)
         attempts = self._attempts(timeout_s)
         while True:
             try:
                 timeout_s = attempts.remaining_s()
-                return bytes(await self._call(request, timeout=timeout_s, metadata=self._metadata))
+                return bytes(await self._call(request, timeout=timeout_s, metadata=carried))
             except grpc.aio.AioRpcError as error:
                 wait_s = attempts.wait_s(error)
             await self._sleep(wait_s)

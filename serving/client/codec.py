@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -29,6 +29,23 @@ ChannelOptions = Sequence[tuple[str, Any]]
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "xds:")
+
+
+_METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
+_METADATA_VALUE = re.compile(r"[ -~]*")
+
+
+def check_metadata(metadata: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """``metadata`` as gRPC takes it; a `UserError` where it has a name or a value that gRPC does not send."""
+    for name, value in metadata.items():
+        if not _METADATA_NAME.fullmatch(name) or name.endswith("-bin") or name.startswith("grpc-"):
+            raise UserError(
+                f"metadata has the name {name!r}; give lower-case letters, digits and '_.-', as in 'traceparent', "
+                "and neither 'grpc-' in front nor '-bin' at the end"
+            )
+        if not isinstance(value, str) or not _METADATA_VALUE.fullmatch(value):
+            raise UserError(f"metadata['{name}'] is {value!r}; give printable ASCII")
+    return tuple(metadata.items())
 
 
 def check_address(address: str) -> str:
@@ -114,6 +131,10 @@ class Client:
                 "rows need the model's schema; make the client with schema=read_schema('model.pt')"
             )
         return self._schema
+
+    def _metadata_of(self, metadata: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+        """What a call carries: the token, and what is its own."""
+        return (*self._metadata, *check_metadata(metadata)) if metadata else self._metadata
 
     def _encode(
         self, arrays: RequestArrays, model: str, version: str, traffic_key: str, priority: int

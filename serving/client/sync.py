@@ -44,6 +44,7 @@ class PredictorClient(Client):
         traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Prediction:
         """Score ``B`` samples.
 
@@ -61,6 +62,9 @@ class PredictorClient(Client):
             priority: a request with a higher number is served first.
             timeout_s: the call's time limit in seconds, retries included; the server drops
                 the work when it has passed.
+            metadata: what the call carries besides: ``traceparent`` makes its spans children of the caller's
+                (docs/observe.md), ``x-request-id`` is its name in logs.  OpenTelemetry's ``inject`` fills such
+                a dictionary.
 
         Raises:
             UserError: the request was wrong and has not been sent.
@@ -74,6 +78,7 @@ class PredictorClient(Client):
             traffic_key=traffic_key,
             priority=priority,
             timeout_s=timeout_s,
+            metadata=metadata,
         )
 
     def predict_rows(
@@ -86,6 +91,7 @@ class PredictorClient(Client):
         traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Prediction:
         """Score ``B`` rows of raw values, in one request; the client needs the schema.
 
@@ -99,6 +105,7 @@ class PredictorClient(Client):
             traffic_key: what draws the version where traffic is shared, see `predict`.
             priority: a request with a higher number is served first.
             timeout_s: the call's time limit in seconds, retries included.
+            metadata: what the call carries besides, see `predict`.
 
         Raises:
             UserError: a row was wrong and nothing has been sent; the message names row and column.
@@ -113,6 +120,7 @@ class PredictorClient(Client):
             traffic_key=traffic_key,
             priority=priority,
             timeout_s=timeout_s,
+            metadata=metadata,
         )
 
     def predict_arrays(
@@ -124,22 +132,30 @@ class PredictorClient(Client):
         traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Prediction:
         """Score a request whose arrays are laid out already, as `RequestDrawer` draws them.
 
         They are sent as they are, and the server checks them; `PredictError` as of `predict`.
         """
         data = self._encode(arrays, model, version, traffic_key, priority)
-        response = self.send(data, timeout_s=timeout_s)
+        response = self.send(data, timeout_s=timeout_s, metadata=metadata)
         return self._decode(response, arrays.batch_size)
 
-    def send(self, request: bytes, *, timeout_s: float | None = None) -> bytes:
+    def send(
+        self,
+        request: bytes,
+        *,
+        timeout_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> bytes:
         """Send an encoded ``PredictionRequest``, with `predict`'s errors; the encoded response."""
+        carried = self._metadata_of(metadata)
         attempts = self._attempts(timeout_s)
         while True:
             try:
                 timeout_s = attempts.remaining_s()
-                return bytes(self._call(request, timeout=timeout_s, metadata=self._metadata))
+                return bytes(self._call(request, timeout=timeout_s, metadata=carried))
             except grpc.RpcError as error:
                 wait_s = attempts.wait_s(error)
             self._sleep(wait_s)

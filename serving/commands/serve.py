@@ -178,8 +178,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--otlp-endpoint",
         default=_EXAMPLE.otlp_endpoint,
         metavar="URL",
-        help="an OpenTelemetry collector, http://HOST:PORT, that gets spans of calls for scores by OTLP over HTTP, "
-        "docs/observe.md (default: none, no call is traced)",
+        help="an OpenTelemetry collector, http://HOST:PORT or https://HOST:PORT, that gets spans of calls for scores by "
+        "OTLP over HTTP, docs/observe.md (default: none, no call is traced)",
+    )
+    parser.add_argument(
+        "--otlp-ca",
+        default=_EXAMPLE.otlp_ca,
+        metavar="FILE",
+        help="authorities in PEM, one of which must have signed the certificate of an --otlp-endpoint https://HOST:PORT "
+        "(default: those of the system)",
+    )
+    parser.add_argument(
+        "--otlp-headers-file",
+        default=_EXAMPLE.otlp_headers_file,
+        metavar="FILE",
+        help="headers of the requests to --otlp-endpoint, such as a token: NAME: VALUE on each line; read anew for each "
+        "request, docs/observe.md (default: none)",
     )
     parser.add_argument(
         "--trace-share",

@@ -6,7 +6,6 @@ that covers the whole file.  Keys are PEM files as OpenSSL writes them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from tessera.errors import UserError
 from tessera.serving.package.archive import file_identity
+from tessera.serving.package.key_files import read_key_file, write_key_pair
 from tessera.serving.package.layout import ArchiveWriter
 from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
 from tessera.serving.package.records import PackageError, Records
@@ -24,7 +24,6 @@ from tessera.serving.package.replace import replacing
 from tessera.serving.package.signed_record import Signature, signed_message
 
 _CHUNK_BYTES = 1 << 20
-_MAX_KEY_BYTES = 1 << 16
 
 
 class SignatureError(ValueError):
@@ -38,7 +37,7 @@ def read_private_key(path: str | Path) -> Ed25519PrivateKey:
         UserError: the file is missing or does not hold such a key.
     """
     try:
-        key = serialization.load_pem_private_key(_read(path), password=None)
+        key = serialization.load_pem_private_key(read_key_file(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise _no_key(path, "private", str(error)) from error
     if not isinstance(key, Ed25519PrivateKey):
@@ -53,7 +52,7 @@ def read_public_key(path: str | Path) -> Ed25519PublicKey:
         UserError: the file is missing or does not hold such a key.
     """
     try:
-        key = serialization.load_pem_public_key(_read(path))
+        key = serialization.load_pem_public_key(read_key_file(path))
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _no_key(path, "public", str(error)) from error
     if not isinstance(key, Ed25519PublicKey):
@@ -67,23 +66,7 @@ def generate_keys(private: Path, public: Path) -> None:
     Raises:
         UserError: one of the files exists already or cannot be written.
     """
-    key = Ed25519PrivateKey.generate()
-    pem = serialization.Encoding.PEM
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    shown = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    _write_new(private, secret, 0o600)
-    _write_new(public, shown, 0o644)
-
-
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-    except FileExistsError as error:
-        raise UserError(f"{path} is there already; give another name or remove it") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    write_key_pair(Ed25519PrivateKey.generate(), private, public)
 
 
 def key_id(key: Ed25519PublicKey) -> str:
@@ -200,14 +183,6 @@ def sign_package(path: Path, key: Ed25519PrivateKey, out: Path) -> Manifest:
         if file_identity(path) != records.identity:
             raise PackageError(path, "was changed while it was being signed; sign it again")
     return signed
-
-
-def _read(path: str | Path) -> bytes:
-    try:
-        with Path(path).open("rb") as stream:
-            return stream.read(_MAX_KEY_BYTES)
-    except OSError as error:
-        raise UserError(f"key {path} cannot be read: {error.strerror}") from error
 
 
 def _no_key(path: str | Path, kind: str, why: str) -> UserError:

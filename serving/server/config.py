@@ -185,6 +185,8 @@ class ServerConfig:
         gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
         access_log: a file that gets a line for each call for scores, or ``-``: the standard output; empty: none.
         otlp_endpoint: the address of a collector of spans (docs/observe.md); empty: no call is traced.
+        otlp_ca: PEM file with the authorities of the collector's certificate; empty: those of the system.
+        otlp_headers_file: a file of headers for the collector (`observe.collector`); empty: there are none.
         trace_share: the share of the calls without a traceparent that are traced, 0 to 1.
         record: a folder that gets a share of the requests (docs/replay.md); empty: nothing is recorded.
         record_share: the share of the calls that are recorded, 0 to 1.
@@ -225,6 +227,8 @@ class ServerConfig:
     gpus: tuple[int, ...] = ()
     access_log: str = ""
     otlp_endpoint: str = ""
+    otlp_ca: str = ""
+    otlp_headers_file: str = ""
     trace_share: float = 0.01
     record: str = ""
     record_share: float = 0.01
@@ -323,11 +327,24 @@ class ServerConfig:
             )
 
     def _check_tracing(self) -> None:
+        encrypted = False
         if self.otlp_endpoint:
             try:
-                read_collector(self.otlp_endpoint)
+                encrypted = read_collector(self.otlp_endpoint).encrypted
             except ValueError:
                 _refuse("otlp_endpoint", f"'{self.otlp_endpoint}'", REMEDY)
+        if self.otlp_ca and not encrypted:
+            _refuse(
+                "otlp_ca",
+                f"'{self.otlp_ca}'",
+                "only a collector that is asked by TLS has a certificate; give --otlp-endpoint https://HOST:PORT",
+            )
+        if self.otlp_headers_file and not self.otlp_endpoint:
+            _refuse(
+                "otlp_headers_file",
+                f"'{self.otlp_headers_file}'",
+                "there is no collector that would get them; add --otlp-endpoint",
+            )
         # Written so that a NaN is refused.
         if not 0 <= self.trace_share <= 1:
             _refuse("trace_share", self.trace_share, "give a share from 0 to 1")

@@ -67,6 +67,7 @@ class FakeServer(predictor_pb2_grpc.PredictorServicer):
 
     failures: list = field(default_factory=list)  # (code, message), used up one per call
     requests: list = field(default_factory=list)
+    metadata: list = field(default_factory=list)  # of each call, as a dictionary
     width: int = 1
     address: str = ""
     release: threading.Event = field(default_factory=threading.Event)
@@ -77,6 +78,7 @@ class FakeServer(predictor_pb2_grpc.PredictorServicer):
 
     def Predict(self, request, context):  # noqa: N802 - gRPC's name
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
         self.arrived.set()
         if self.hold:
             # The callback runs when the call ends at the client's wish, too.

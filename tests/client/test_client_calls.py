@@ -16,6 +16,7 @@ from tessera.errors import UserError
 from tessera.serving.client import (
     AsyncPredictorClient,
     Bags,
+    Credentials,
     DeadlineExceeded,
     Draw,
     InvalidRequest,
@@ -110,6 +111,38 @@ def test_scores_come_back_per_sample(server, connect):
     assert prediction.timings.batch_requests == 2
     assert prediction.timings.batch_samples == 9
     assert (server.requests[0].priority, server.requests[0].traffic_key) == (3, "user 7")
+
+
+def test_a_call_carries_metadata_of_its_own_beside_the_token(server, connect, tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    credentials = Credentials(token_file=tmp_path / "token")
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with connect(server.address, schema=schema(), credentials=credentials) as client:
+        client.predict(DENSE, SPARSE, metadata={"traceparent": parent, "x-request-id": "a page"})
+        client.predict(DENSE, SPARSE)
+    first, second = server.metadata
+    assert (first["traceparent"], first["x-request-id"]) == (parent, "a page")
+    assert "traceparent" not in second
+    assert first["authorization"] == second["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"Traceparent": "x"}, "metadata has the name 'Traceparent'"),
+        ({"a-bin": "x"}, "metadata has the name 'a-bin'"),
+        ({"grpc-timeout": "1S"}, "metadata has the name 'grpc-timeout'"),
+        ({"": "x"}, "metadata has the name ''"),
+        ({"a": "b\nc"}, "metadata['a'] is 'b\\nc'; give printable ASCII"),
+        ({"a": 3}, "metadata['a'] is 3; give printable ASCII"),
+    ],
+    ids=str,
+)
+def test_metadata_that_cannot_be_sent_is_named(server, connect, metadata, expected):
+    with connect(server.address) as client, pytest.raises(UserError) as refused:
+        client.predict(DENSE, SPARSE, metadata=metadata)
+    assert str(refused.value).startswith(expected)
+    assert server.requests == []
 
 
 def test_servers_of_one_name_are_called_in_turn(server, connect):

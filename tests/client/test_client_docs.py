@@ -12,7 +12,7 @@ def test_the_examples_run(server_address, package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pt").symlink_to(package)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names = {}
     for block in blocks:
         code = block.replace("127.0.0.1:50051", server_address)

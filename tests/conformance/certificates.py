@@ -33,8 +33,8 @@ class Pair:
         return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def certify(name, signer=None, *, days=30):
-    """A pair for 127.0.0.1 that ``signer`` has signed, or an authority that has signed itself."""
+def certify(name, signer=None, *, days=30, address="127.0.0.1", host="localhost"):
+    """A pair for ``address`` and ``host`` that ``signer`` has signed, or an authority that has signed itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.timezone.utc)
@@ -61,7 +61,7 @@ def certify(name, signer=None, *, days=30):
         .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), critical=True)
         .add_extension(
             x509.SubjectAlternativeName(
-                [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+                [x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName(host)]
             ),
             critical=False,
         )

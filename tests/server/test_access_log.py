@@ -86,9 +86,10 @@ def test_a_request_id_is_the_clients_where_it_can_be_told():
 
 def test_only_a_process_of_the_server_can_forward_an_origin():
     origin = RestOrigins(sampler=None, logged=True).of(
-        {"x-request-id": "id with  spaces", "traceparent": TRACE}, "::ffff:1.2.3.4"
+        {"x-request-id": "id with  spaces", "traceparent": TRACE}, "::ffff:1.2.3.4", "/r"
     )
-    assert origin == CallOrigin("rest", "1.2.3.4", "id with  spaces", read_traceparent(TRACE))
+    parent = read_traceparent(TRACE)
+    assert origin == CallOrigin("rest", "1.2.3.4", "id with  spaces", parent, route="/r")
     forwarded = forwarding(origin, "secret")
 
     def found_by(known, metadata):

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tessera.errors import UserError
 from tessera.serving.server.errors import Code
 from tessera.serving.server.observe import span_exporter
 from tessera.serving.server.observe.call_record import CallRecord, CallStages, refused_unread
-from tessera.serving.server.observe.collector import NoAnswerError, post_json, read_collector
+from tessera.serving.server.observe.collector import parse_collector_headers, read_collector
+from tessera.serving.server.observe.collector_client import CollectorClient, NoAnswerError
 from tessera.serving.server.observe.origin import (
     CallOrigin,
     GrpcOrigins,
@@ -26,6 +28,7 @@ from tests.server.test_log_writer import wait_until
 from tests.span_collector import SpanCollector, dictionary
 
 CASES = json.loads(Path(__file__).with_name("span_cases.json").read_text())
+HEADER_CASES = json.loads(Path(__file__).with_name("collector_header_cases.json").read_text())
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-"
 REFUSED = refused_unread(CallOrigin("grpc", "::1", "x", None, TRACE), "Predict", Code.OK, 0)
@@ -50,11 +53,14 @@ def quick(monkeypatch):
         monkeypatch.setattr(span_exporter, name, 0.01)
 
 
+def client_of(url, **files):
+    return CollectorClient(read_collector(url), **files)
+
+
 def record_of(call):
     parent = TraceParent(call["trace_id"], call["parent_id"], True) if call["parent_id"] else None
-    origin = CallOrigin(
-        call["protocol"], call["peer"], call["request_id"], parent, call["trace_id"]
-    )
+    named = ("protocol", "peer", "request_id", "trace_id", "route")
+    origin = CallOrigin(**{name: call[name] for name in named}, parent=parent)
     timings = call["timings"]
     stages = timings and CallStages(
         **{name[:-3]: timings[name] / 1e6 for name in timings if name.endswith("_us")},
@@ -112,7 +118,10 @@ def test_a_traceparent_says_whether_its_call_is_traced():
         grpc = GrpcOrigins("", sampler=Sampler(share), logged=True)
         rest = RestOrigins(sampler=Sampler(share), logged=True)
         headers = {"traceparent": PARENT + flags}
-        for origin in (grpc.of(tuple(headers.items()), lambda: "::1"), rest.of(headers, "::1")):
+        for origin in (
+            grpc.of(tuple(headers.items()), lambda: "::1"),
+            rest.of(headers, "::1", "/r"),
+        ):
             assert origin.trace_id == trace
             assert origin.parent.span_id == "b7ad6b7169203331"
 
@@ -120,9 +129,9 @@ def test_a_traceparent_says_whether_its_call_is_traced():
 def test_what_is_not_told_of_has_no_origin():
     grpc = GrpcOrigins("", sampler=Sampler(0.0), logged=False)
     assert grpc.of((("x-request-id", "mine"),), pytest.fail) is None
-    assert RestOrigins(sampler=Sampler(0.0), logged=False).of({}, "::1") is None
+    assert RestOrigins(sampler=Sampler(0.0), logged=False).of({}, "::1", "/r") is None
     # The process that computes it decides.
-    forwarded = RestOrigins(sampler=Sampler(1.0), logged=False, forwards=True).of({}, "::1")
+    forwarded = RestOrigins(sampler=Sampler(1.0), logged=False, forwards=True).of({}, "::1", "/r")
     assert forwarded.trace_id == ""
 
 
@@ -130,6 +139,22 @@ def test_a_collectors_address_is_read():
     plain, other = read_collector("http://127.0.0.1"), read_collector("http://[::1]:99/base/")
     assert (plain.host, plain.port, plain.path) == ("127.0.0.1", 4318, "/v1/traces")
     assert (other.host, other.port, other.path) == ("::1", 99, "/base/v1/traces")
+    tls = read_collector("https://a/base")
+    assert (tls.host, tls.port, tls.path) == ("a", 443, "/base/v1/traces")
+    assert read_collector("https://a:4318").port == 4318
+    assert [each.encrypted for each in (plain, other, tls)] == [False, False, True]
+
+
+@pytest.mark.parametrize("case", HEADER_CASES, ids=lambda case: case["case"])
+def test_a_collectors_headers_are_those_of_the_cases(case):
+    # cpp_server/tests/spans_test.cc expects the same of the same files.
+    content = case["content"].encode()
+    if "error" in case:
+        with pytest.raises(UserError) as refused:
+            parse_collector_headers(content)
+        assert str(refused.value) == case["error"]
+        return
+    assert list(parse_collector_headers(content).items()) == list(map(tuple, case["headers"]))
 
 
 def test_pauses_double_up_to_the_longest():
@@ -141,7 +166,7 @@ def exported(*script, calls=3):
     """The counts and events of an exporter that was given ``calls`` calls, and what the collector got."""
     log = Told()
     with SpanCollector(*script) as collector:
-        exporter = SpanExporter(read_collector(collector.url), "9.9", log)
+        exporter = SpanExporter(client_of(collector.url), "9.9", log)
         for _ in range(calls):
             exporter.put(REFUSED)
         wait_until(lambda: exporter.sent + exporter.dropped == calls)
@@ -172,7 +197,8 @@ def test_what_a_collector_does_not_take_is_dropped_and_counted():
         assert counts == Counter(sent=1 - dropped, dropped=dropped)
 
 
-def test_an_answer_that_trickles_is_given_up():
+@pytest.mark.parametrize(("scheme", "byte"), [("http", b"H"), ("https", b"\x16")])
+def test_an_answer_that_trickles_is_given_up(scheme, byte):
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -180,13 +206,13 @@ def test_an_answer_that_trickles_is_given_up():
             connected, _ = listening.accept()
             with connected, contextlib.suppress(OSError):
                 while not ended.wait(0.05):
-                    connected.sendall(b"H")
+                    connected.sendall(byte)
 
         thread = threading.Thread(target=trickle)
         thread.start()
-        collector = read_collector(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        collector = client_of(f"{scheme}://127.0.0.1:{listening.getsockname()[1]}")
         with pytest.raises(NoAnswerError):
-            post_json(collector, b"{}", 0.3)
+            collector.post(b"{}", 0.3)
         ended.set()
         thread.join()
 
@@ -195,7 +221,7 @@ def test_a_collector_that_never_answers_holds_up_neither_calls_nor_the_end(monke
     monkeypatch.setattr(span_exporter, "_GATHER_S", 0.0)
     monkeypatch.setattr(span_exporter, "_FLUSH_LIMIT_S", 0.1)
     with SpanCollector(None) as collector:
-        exporter = SpanExporter(read_collector(collector.url), "9.9", Told())
+        exporter = SpanExporter(client_of(collector.url), "9.9", Told())
         exporter.put(REFUSED)
         wait_until(lambda: collector.requests == 1)
         for _ in range(MOST_CALLS + 10):
@@ -209,7 +235,7 @@ def test_a_collector_that_never_answers_holds_up_neither_calls_nor_the_end(monke
 
 def test_what_waits_at_the_end_is_sent():
     with SpanCollector() as collector:
-        exporter = SpanExporter(read_collector(collector.url), "9.9", Told())
+        exporter = SpanExporter(client_of(collector.url), "9.9", Told())
         exporter.put(REFUSED)
         exporter.close()
         assert (exporter.sent, len(collector.spans)) == (1, 1)

@@ -29,6 +29,14 @@ HttpAnswer refusal_of(const Status& status) {
   return json_refusal(http_status_of(status.code), status.message);
 }
 
+// The form of a path that read_model_path takes; docs/openapi.yaml has both.
+std::string_view route_of(const std::string& path) {
+  const auto model = read_model_path(path);
+  return !model.has_value() || model->version.empty()
+             ? "/v2/models/{name}/infer"
+             : "/v2/models/{name}/versions/{version}/infer";
+}
+
 // What is wrong with a request before its message is there: HTTP's status and a sentence; status 0:
 // nothing.
 struct BadRequest {
@@ -146,6 +154,7 @@ class RestCall final : public PredictCall,
   std::string_view trace_header() override { return asked_.head.traceparent; }
   void tell_origin(CallRecord& record) override {
     record.protocol = "rest";
+    record.route = route_of(asked_.head.path);
     record.peer = asked_.peer;
     choose_request_id(asked_.head.request_id, record.request_id);
   }

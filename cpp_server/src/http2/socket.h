@@ -49,6 +49,11 @@ class Socket {
   // Whether TLS is not agreed upon yet.
   bool shaking_hands() const { return tls_ != nullptr && tls_->shaking_hands(); }
 
+  // As TlsSession's; empty without TLS.
+  std::string refused_certificate() const {
+    return tls_ == nullptr ? "" : tls_->refused_certificate();
+  }
+
   // Writes what TLS has to say of itself; to be called when there is room again.
   void push() {
     if (tls_ != nullptr) tls_->push(descriptor_);

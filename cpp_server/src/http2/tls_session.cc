@@ -101,6 +101,11 @@ TlsSession::~TlsSession() { ::SSL_free(ssl_); }
 
 bool TlsSession::shaking_hands() const { return ::SSL_is_init_finished(ssl_) == 0; }
 
+std::string TlsSession::refused_certificate() const {
+  const long result = ::SSL_get_verify_result(ssl_);
+  return result == X509_V_OK ? "" : ::X509_verify_cert_error_string(result);
+}
+
 TlsSession::Decrypted TlsSession::decrypt(std::span<std::byte> into, std::size_t& done) {
   while (done < into.size()) {
     ::ERR_clear_error();

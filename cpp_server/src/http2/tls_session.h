@@ -51,6 +51,9 @@ class TlsSession {
   void end_writing(int descriptor);
 
   bool shaking_hands() const;
+
+  // Why the other side's certificate was refused, in OpenSSL's words; empty: it was not.
+  std::string refused_certificate() const;
   bool has_unsent() const { return sent_ < out_.size(); }
 
   // Used by OpenSSL.

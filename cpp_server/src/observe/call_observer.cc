@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/flags.h"
+#include "security/secret_file.h"
 
 namespace tessera {
 namespace {
@@ -12,10 +13,13 @@ std::unique_ptr<AccessLog> opened(const std::string& path) {
   return path.empty() ? nullptr : std::make_unique<AccessLog>(path);
 }
 
-std::unique_ptr<SpanExporter> started(const std::string& endpoint,
+std::unique_ptr<SpanExporter> started(const ObserverOptions& options,
                                       const std::string& server_version, const Log& log) {
-  if (endpoint.empty()) return nullptr;
-  return std::make_unique<SpanExporter>(read_collector(endpoint), spans_frame(server_version), log);
+  if (options.otlp_endpoint.empty()) return nullptr;
+  CollectorClient client(read_collector(options.otlp_endpoint), options.otlp_ca,
+                         options.otlp_headers_file);
+  if (!options.otlp_headers_file.empty()) warn_if_readable(options.otlp_headers_file, log);
+  return std::make_unique<SpanExporter>(std::move(client), spans_frame(server_version), log);
 }
 
 std::unique_ptr<RequestRecorder> recording(const RecordOptions& options, const Log& log) {
@@ -29,7 +33,7 @@ CallObserver::CallObserver(const ObserverOptions& options, const std::string& se
     : log_(log),
       trace_share_(options.trace_share),
       lines_(opened(options.access_log)),
-      exporter_(started(options.otlp_endpoint, server_version, log)),
+      exporter_(started(options, server_version, log)),
       recorder_(recording(options.record, log)) {}
 
 bool CallObserver::traces(const std::optional<TraceParent>& parent) const {

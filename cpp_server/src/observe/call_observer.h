@@ -27,8 +27,8 @@ namespace tessera {
 
 class CallObserver {
  public:
-  // Throws UsageError where the access log cannot be opened, or the folder of recorded requests not
-  // be written to.
+  // Throws UsageError where the access log cannot be opened, a file of the collector's cannot be
+  // used, or the folder of recorded requests not be written to.
   CallObserver(const ObserverOptions& options, const std::string& server_version, const Log& log);
 
   // Whether any call is told of.

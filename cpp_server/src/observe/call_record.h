@@ -17,6 +17,7 @@ namespace tessera {
 struct CallRecord {
   // Where it comes from; the transport's to fill.
   std::string_view protocol;  // "grpc" or "rest"
+  std::string_view route;     // of REST: the path's form, as docs/openapi.yaml has it
   std::string peer;           // the client's IP address; empty where the system does not say
   std::string request_id;     // the client's, or one that was made
 

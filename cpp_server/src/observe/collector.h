@@ -1,19 +1,11 @@
-// A collector of spans over HTTP: where it is, and one POST to it.
+// A collector of spans: where it is, and what it is told beside them.
 //
-// Each POST has a connection of its own, which ends with it: there is one a second at most while
-// the collector keeps up, and what has become of an old connection need not be asked.
-// Without TLS: a collector on the same host, or in the same pod, passes spans on over it.
-//
-// Contract: plain values; post_json blocks, for as long as it is told, and for as long as the
-// system takes to resolve a name.
+// Contract: free functions without state; any thread. read_collector_headers blocks on the file
+// system.
 #pragma once
 
-#include <chrono>
-#include <stdexcept>
 #include <string>
 #include <string_view>
-
-#include "common/clock.h"
 
 namespace tessera {
 
@@ -23,29 +15,25 @@ struct Collector {
   std::string port = {};
   std::string authority = {};  // for the header Host
   std::string path = {};       // with /v1/traces
+  bool encrypted = false;      // by TLS
 };
 
-// Reads the value of --otlp-endpoint: http://HOST[:PORT][/PATH], port 4318 where there is none.
-// Throws FlagError.
+// Reads the value of --otlp-endpoint: http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH];
+// where there is no port, 4318 is meant by http, and 443 by https. Throws FlagError.
 Collector read_collector(const std::string& url);
 
-// There was no answer that HTTP knows.
-class NoAnswer : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+// Reads the content of the file of --otlp-headers-file:
+//
+//   # what follows '#' at the start of a line is not read
+//   NAME: VALUE
+//
+// Returns the headers as a request has them, each line with its end. A name is a token of HTTP and
+// given once, and none of those that a request has anyhow; a value is printable ASCII.
+// tests/server/collector_header_cases.json holds this reader and the Python server's to one table.
+// Throws UsageError, whose text is one line that names the line of the file and quotes no value.
+std::string parse_collector_headers(std::string_view content);
 
-struct CollectorAnswer {
-  int status = 0;
-  std::chrono::seconds retry_after{0};
-  std::string body = {};  // as much as is looked at
-};
-
-// Throws NoAnswer, also where `until` comes before the whole answer, or std::bad_alloc.
-CollectorAnswer post_json(const Collector& collector, std::string_view before,
-                          std::string_view body, std::string_view after, TimePoint until);
-
-// What an answer's head and body say. Nothing is thrown for what a collector sends but NoAnswer.
-CollectorAnswer read_answer(std::string_view received);
+// The same of a file, which the text names, too.
+std::string read_collector_headers(const std::string& path);
 
 }  // namespace tessera

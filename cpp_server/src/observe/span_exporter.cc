@@ -64,7 +64,7 @@ Duration pause_after(int failures, std::chrono::seconds retry_after) {
 
 class SpanExporter::Sender {
  public:
-  Sender(Collector collector, SpansFrame frame, const Log& log)
+  Sender(CollectorClient collector, SpansFrame frame, const Log& log)
       : collector_(std::move(collector)), frame_(std::move(frame)), log_(&log) {}
 
   void put(CallSpans spans) noexcept {
@@ -161,8 +161,7 @@ class SpanExporter::Sender {
       until = std::min(until, until_);
     }
     try {
-      const CollectorAnswer answer =
-          post_json(collector_, frame_.before, body, frame_.after, until);
+      const CollectorAnswer answer = collector_.post(frame_.before, body, frame_.after, until);
       constexpr int kHundred = 100;
       if (answer.status / kHundred == 2) return {.refused = refused_spans(answer.body)};
       return {.failure = text("it answered with status ", answer.status),
@@ -191,14 +190,14 @@ class SpanExporter::Sender {
       resume_ = std::chrono::steady_clock::now() + pause;
       if (failures_ == 1 && log_ != nullptr) {
         log_->warning("spans_not_sent",
-                      {{"collector", collector_.url}, {"error", outcome.failure}});
+                      {{"collector", collector_.url()}, {"error", outcome.failure}});
       }
     } else if (std::exchange(failures_, 0) > 0 && log_ != nullptr) {
-      log_->info("spans_sent_again", {{"collector", collector_.url}});
+      log_->info("spans_sent_again", {{"collector", collector_.url()}});
     }
   }
 
-  const Collector collector_;
+  const CollectorClient collector_;
   const SpansFrame frame_;
   Mutex mutex_;
   Condition changed_;
@@ -212,7 +211,7 @@ class SpanExporter::Sender {
   TimePoint resume_ TESSERA_GUARDED_BY(mutex_){};
 };
 
-SpanExporter::SpanExporter(Collector collector, SpansFrame frame, const Log& log)
+SpanExporter::SpanExporter(CollectorClient collector, SpansFrame frame, const Log& log)
     : sender_(std::make_shared<Sender>(std::move(collector), std::move(frame), log)) {
   // Not joined: resolving a name may take as long as it likes.
   std::thread([sender = sender_] { sender->run(); }).detach();

@@ -18,7 +18,7 @@
 #include <memory>
 #include <string>
 
-#include "observe/collector.h"
+#include "observe/collector_client.h"
 #include "observe/spans.h"
 #include "server/log.h"
 
@@ -37,7 +37,7 @@ class SpanExporter {
   static constexpr Duration kFlushLimit = std::chrono::seconds(1);
 
   // `log` outlives this object, and hears when sending begins to fail and when it works again.
-  SpanExporter(Collector collector, SpansFrame frame, const Log& log);
+  SpanExporter(CollectorClient collector, SpansFrame frame, const Log& log);
   // As close.
   ~SpanExporter();
   SpanExporter(const SpanExporter&) = delete;

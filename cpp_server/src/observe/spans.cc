@@ -84,11 +84,12 @@ void write_server_span(SpanWriter& writer, const CallRecord& record, std::string
   const bool rest = record.protocol == "rest";
   const std::string_view service =
       record.method == "Predict" ? "predictor.Predictor" : "inference.GRPCInferenceService";
-  const std::string name =
-      rest ? "POST infer" : std::string(service).append("/").append(record.method);
+  const std::string name = rest ? std::string("POST ").append(record.route)
+                                : std::string(service).append("/").append(record.method);
   writer.begin(id, record.parent_id, name, kServerSpan, from, to);
   if (rest) {
     writer.attribute("http.request.method", "POST");
+    writer.attribute("http.route", record.route);
     writer.attribute("http.response.status_code", record.http_status);
   } else {
     writer.attribute("rpc.system", "grpc");

@@ -160,7 +160,12 @@ TlsSetup make_server_tls(const TlsFiles& files, const std::string& protocol) {
 http2::TlsContext make_client_tls(const TlsFiles& files, const std::string& protocol) {
   http2::TlsContext context = new_context(::TLS_client_method());
   if (!files.cert.empty()) use_certificate(*context, files);
-  trust(*context, files.ca);
+  if (files.ca.empty()) {
+    ::SSL_CTX_set_default_verify_paths(context.get());
+    ::ERR_clear_error();
+  } else {
+    trust(*context, files.ca);
+  }
   ::SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
   const std::string list = wire_form(protocol);
   ::SSL_CTX_set_alpn_protos(context.get(), reinterpret_cast<const unsigned char*>(list.data()),

@@ -28,7 +28,9 @@ struct TlsSetup {
 // "http/1.1": a client that names others alone (ALPN) is refused.
 TlsSetup make_server_tls(const TlsFiles& files, const std::string& protocol);
 
-// What a client's connections encrypt with; `cert` and `key` may be empty.
+// What a client's connections encrypt with; `cert` and `key` may be empty. Without `ca` the
+// authorities are those of the system, as OpenSSL finds them (SSL_CERT_FILE and SSL_CERT_DIR of the
+// environment name others).
 http2::TlsContext make_client_tls(const TlsFiles& files, const std::string& protocol);
 
 }  // namespace tessera

@@ -1,7 +1,5 @@
 #include "security/security.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
 #include <ctime>
@@ -12,6 +10,7 @@
 #include "common/flags.h"
 #include "common/text.h"
 #include "front/repository_http.h"
+#include "security/secret_file.h"
 
 namespace tessera {
 namespace {
@@ -40,10 +39,10 @@ Security::Security(const ServerConfig& config, SecurityMetrics& metrics, const C
   if (!config.auth_token_file.empty()) {
     const std::string path = config.auth_token_file;
     authorizer_ = std::make_unique<Authorizer>(path, metrics, clock);
-    warn_if_readable(path);
+    warn_if_readable(path, log_);
     add(metrics.tokens, {path}, [this, path] {
       const auto tokens = static_cast<std::int64_t>(authorizer_->read_again());
-      warn_if_readable(path);
+      warn_if_readable(path, log_);
       return std::pair<std::string_view, Log::Value>("tokens", tokens);
     });
   }
@@ -51,7 +50,7 @@ Security::Security(const ServerConfig& config, SecurityMetrics& metrics, const C
 
 // Returns when the certificate ends, as text.
 std::string Security::use_certificates(const TlsFiles& files) {
-  warn_if_readable(files.key);
+  warn_if_readable(files.key, log_);
   TlsSetup grpc = make_server_tls(files, "h2");
   TlsSetup http = make_server_tls(files, "http/1.1");
   const std::time_t ends = std::chrono::system_clock::to_time_t(grpc.ends);
@@ -108,15 +107,6 @@ void Security::read(const Watched& one) {
     one.counts.refused.fetch_add(1);
     log_.warning(kind + "_not_reloaded", {{"error", std::string(error.what())}});
   }
-}
-
-void Security::warn_if_readable(const std::string& path) {
-  struct stat about {};
-  if (::stat(path.c_str(), &about) != 0 || (about.st_mode & S_IROTH) == 0) return;
-  std::ostringstream mode;
-  constexpr unsigned kPermissions = 07777;
-  mode << std::oct << (about.st_mode & kPermissions);
-  log_.warning("secret_readable_by_others", {{"path", path}, {"mode", mode.str()}});
 }
 
 }  // namespace tessera

@@ -66,7 +66,6 @@ class Security {
            std::function<std::pair<std::string_view, Log::Value>()> read);
   void read(const Watched& one);
   std::string use_certificates(const TlsFiles& files);
-  void warn_if_readable(const std::string& path);
 
   const Log& log_;
   SecurityMetrics& metrics_;

@@ -289,6 +289,7 @@ void check(const ServerConfig& config) {
                 "nothing is checked against it; add --require-signature");
   }
   check_security(config);
+  check_observing(config);
   check_recording(config);
   // Written so that a NaN is refused.
   if (!(config.load_timeout_s > 0) || !(config.load_timeout_s <= kMaxLoadTimeoutS)) {

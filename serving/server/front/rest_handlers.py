@@ -17,6 +17,9 @@ from tessera.serving.server.observe.origin import RestOrigins
 
 _MOST_DIGITS = 18  # of a size that fits 64 bits
 
+_MODEL_ROUTE = "/v2/models/{name}/infer"
+_VERSION_ROUTE = "/v2/models/{name}/versions/{version}/infer"
+
 
 class RestHandlers:
     """Answers requests below ``/v2``, but for those about repositories.
@@ -45,8 +48,8 @@ class RestHandlers:
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Take the paths that ``router`` does not know yet."""
-        for asked in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-            router.add_post(f"{asked}/infer", self._post_infer)
+        for route in (_MODEL_ROUTE, _VERSION_ROUTE):
+            router.add_post(route, self._post_infer)
         router.add_route("*", ROOT, self._get_rest)
         router.add_route("*", ROOT + "/{rest:.*}", self._get_rest)
 
@@ -86,7 +89,9 @@ class RestHandlers:
         call = _head_of(request, self._infer.max_body_bytes)
         if call is None or self._origins is None:
             return call
-        return replace(call, origin=self._origins.of(request.headers, request.remote or ""))
+        route = _VERSION_ROUTE if call.asked.version else _MODEL_ROUTE
+        origin = self._origins.of(request.headers, request.remote or "", route)
+        return replace(call, origin=origin)
 
     async def _sent(
         self, request: web.Request, response: web.Response, call: RestCall | None

@@ -15,11 +15,13 @@ from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.observe.access_log import AccessLog, open_access_log
 from tessera.serving.server.observe.call_record import CallRecord
 from tessera.serving.server.observe.collector import read_collector
+from tessera.serving.server.observe.collector_client import CollectorClient
 from tessera.serving.server.observe.origin import CallOrigin, GrpcOrigins, RestOrigins, Sampler
 from tessera.serving.server.observe.record_files import RecordOptions
 from tessera.serving.server.observe.record_format import RecordedCall
 from tessera.serving.server.observe.request_recorder import RequestRecorder
 from tessera.serving.server.observe.span_exporter import SpanExporter
+from tessera.serving.server.security.secret_file import warn_if_readable
 
 
 class CallObserver:
@@ -30,18 +32,14 @@ class CallObserver:
         log: told when spans cannot be sent.
 
     Raises:
-        UserError: the access log cannot be opened, or the folder of recorded requests not be written to.
+        UserError: the access log cannot be opened, a file of the collector's cannot be used, or the folder of
+            recorded requests not be written to.
     """
 
     def __init__(self, config: ServerConfig, log: Any) -> None:
         self._lines: AccessLog | None = open_access_log(config.access_log)
         self._sampler = Sampler(config.trace_share) if config.otlp_endpoint else None
-        self._spans = (
-            SpanExporter(read_collector(config.otlp_endpoint), tessera.__version__, log)
-            if config.otlp_endpoint
-            else None
-        )
-
+        self._spans = _exporter(config, log)
         options = RecordOptions(
             config.record, config.record_share, config.record_file_bytes, config.record_bytes
         )
@@ -149,3 +147,14 @@ class CallObserver:
             self._recorder.close()
         if self._lines is not None:
             self._lines.close()
+
+
+def _exporter(config: ServerConfig, log: Any) -> SpanExporter | None:
+    if not config.otlp_endpoint:
+        return None
+    client = CollectorClient(
+        read_collector(config.otlp_endpoint), config.otlp_ca, config.otlp_headers_file
+    )
+    if config.otlp_headers_file:
+        warn_if_readable(config.otlp_headers_file, log)
+    return SpanExporter(client, tessera.__version__, log)

@@ -48,6 +48,7 @@ class CallOrigin:
         request_id: the client's, or one that was made.
         parent: what its traceparent says; None: it gave none.
         trace_id: of the trace that gets spans of it; empty: it is not traced.
+        route: of REST, the path's form, as docs/openapi.yaml has it.
     """
 
     protocol: Literal["grpc", "rest"]
@@ -55,6 +56,7 @@ class CallOrigin:
     request_id: str
     parent: TraceParent | None
     trace_id: str = ""
+    route: str = ""
 
 
 def request_id_of(given: str) -> str:
@@ -133,14 +135,20 @@ class RestOrigins(_Origins):
         super().__init__(sampler=None if forwards else sampler, logged=logged, recorded=recorded)
         self._forwards = forwards
 
-    def of(self, headers: Mapping[str, str], peer: str) -> CallOrigin | None:
-        """The origin of the request with these headers, whose names are not told apart by case; None: it is not told of."""
+    def of(self, headers: Mapping[str, str], peer: str, route: str) -> CallOrigin | None:
+        """The origin of a request; None: it is not told of.
+
+        Args:
+            headers: the request's, whose names are not told apart by case.
+            peer: the IP address that it has come from.
+            route: the form of its path.
+        """
         parent = read_traceparent(headers.get(_TRACEPARENT, ""))
         trace_id = self._trace_id(parent)
         if not (self._all or self._forwards or trace_id):
             return None
         request_id = request_id_of(headers.get(REQUEST_ID, ""))
-        return CallOrigin("rest", _plain_address(peer), request_id, parent, trace_id)
+        return CallOrigin("rest", _plain_address(peer), request_id, parent, trace_id, route)
 
 
 class GrpcOrigins(_Origins):
@@ -178,21 +186,24 @@ class GrpcOrigins(_Origins):
             return None
         forwarded = self._forwarded(given.get(_FORWARDED, ""))
         if forwarded is not None:
-            return CallOrigin("rest", *forwarded, parent, trace_id)
+            peer_there, route, request_id = forwarded
+            return CallOrigin("rest", peer_there, request_id, parent, trace_id, route)
         request_id = request_id_of(given.get(REQUEST_ID, ""))
         return CallOrigin("grpc", _plain_address(peer()), request_id, parent, trace_id)
 
-    def _forwarded(self, text: str) -> tuple[str, str] | None:
+    def _forwarded(self, text: str) -> tuple[str, str, str] | None:
+        """Peer, route and request id; None: the call was not forwarded."""
         secret, _, rest = text.partition(" ")
         if not self._secret or not hmac.compare_digest(secret.encode(), self._secret.encode()):
             return None
-        peer, _, request_id = rest.partition(" ")
-        return peer, request_id
+        peer, _, rest = rest.partition(" ")
+        route, _, request_id = rest.partition(" ")
+        return peer, route, request_id
 
 
 def forwarding(origin: CallOrigin, secret: str) -> tuple[tuple[str, str], ...]:
     """The metadata by which `GrpcOrigins` of another process reads ``origin``."""
-    told = ((_FORWARDED, f"{secret} {origin.peer} {origin.request_id}"),)
+    told = ((_FORWARDED, f"{secret} {origin.peer} {origin.route} {origin.request_id}"),)
     if origin.parent is None:
         return told
     parent = origin.parent

@@ -13,11 +13,10 @@ from collections import deque
 from typing import Any
 
 from tessera.serving.server.observe.call_record import CallRecord
-from tessera.serving.server.observe.collector import (
-    Collector,
+from tessera.serving.server.observe.collector_client import (
     CollectorAnswer,
+    CollectorClient,
     NoAnswerError,
-    post_json,
 )
 from tessera.serving.server.observe.spans import export_request, spans_of
 
@@ -52,7 +51,7 @@ class SpanExporter:
         dropped: spans that found no room, or that the collector did not take.
     """
 
-    def __init__(self, collector: Collector, server_version: str, log: Any) -> None:
+    def __init__(self, collector: CollectorClient, server_version: str, log: Any) -> None:
         self.sent = 0
         self.dropped = 0
         self._collector = collector
@@ -114,7 +113,7 @@ class SpanExporter:
                 left = min(_ANSWER_LIMIT_S, self._until - time.monotonic())
                 if left <= 0:
                     return len(spans)
-                answer = post_json(self._collector, body, left)
+                answer = self._collector.post(body, left)
             except NoAnswerError as error:
                 self._failed(str(error), 0)
             else:

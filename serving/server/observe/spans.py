@@ -52,9 +52,10 @@ def spans_of(record: CallRecord, ended_ns: int) -> list[Span]:
         server["parentSpanId"] = origin.parent.span_id
     service = _SERVICES[record.method]
     if origin.protocol == "rest":
-        server["name"] = "POST infer"
+        server["name"] = f"POST {origin.route}"
         about: dict[str, str | int] = {
             "http.request.method": "POST",
+            "http.route": origin.route,
             "http.response.status_code": record.http_status,
         }
     else:

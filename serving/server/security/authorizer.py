@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import stat
 import time
-from pathlib import Path
 from typing import Any
 
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.metrics.security_metrics import SecurityMetrics
 from tessera.serving.server.security.rates import Rates
+from tessera.serving.server.security.secret_file import warn_if_readable
 from tessera.serving.server.security.token_file import read_token_file
 
 _SCHEME = "bearer"
@@ -81,13 +80,3 @@ class Authorizer:
 
     def _is_own(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="surrogateescape"), self._own_token.encode())
-
-
-def warn_if_readable(path: str, log: Any) -> None:
-    """Warn of a secret file that every user of this machine may read."""
-    try:
-        mode = Path(path).stat().st_mode
-    except OSError:
-        return
-    if mode & stat.S_IROTH:
-        log.warning("secret_readable_by_others", path=path, mode=f"{stat.S_IMODE(mode):o}")

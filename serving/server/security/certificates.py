@@ -1,4 +1,4 @@
-"""Certificates and keys in PEM files, and the TLS that both ports make of them.
+"""Certificates and keys in PEM files, and the TLS that both ports, and connections to a collector, make of them.
 
 The two libraries that encrypt, gRPC's own and Python's ``ssl``, say little of a file that they cannot use, or say it
 when a client connects.  So files are checked here, with the words that the C++ server has, before either gets them.
@@ -132,6 +132,30 @@ def _load(files: TlsFiles) -> _Loaded:
         ) from error
     configuration = grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
     return _Loaded(configuration, context, own.not_valid_after_utc)
+
+
+def client_context(ca: str) -> ssl.SSLContext:
+    """What connections to another server encrypt with: TLS 1.2 or 1.3, which has to show a certificate of its name.
+
+    Args:
+        ca: PEM file with the authorities that it is held against; empty: those of the system, as OpenSSL finds them
+            (``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` of the environment name others).
+
+    Raises:
+        UserError: the file has to be changed.
+    """
+    if not ca:
+        context = ssl.create_default_context()
+    else:
+        authorities = _content(ca)
+        _certificates(ca, authorities)
+        context = ssl.create_default_context(cadata=authorities.decode("ascii", "replace"))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # As OpenSSL has it by itself, and the C++ server with it; Python 3.13 asks for more.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.set_ciphers(_CIPHERS)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _content(path: str) -> bytes:

@@ -16,10 +16,11 @@ from typing import Any
 from tessera.errors import UserError
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.metrics.security_metrics import SecurityMetrics
-from tessera.serving.server.security.authorizer import Authorizer, warn_if_readable
+from tessera.serving.server.security.authorizer import Authorizer
 from tessera.serving.server.security.certificates import Certificates, TlsFiles
 from tessera.serving.server.security.file_watch import FileWatch
 from tessera.serving.server.security.rates import Rates
+from tessera.serving.server.security.secret_file import warn_if_readable
 
 _LOOK_S = 1.0
 
