@@ -137,7 +137,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
-	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py
+	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py ../slurm/play.py
 	cd docs/site && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py
 	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
