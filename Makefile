@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page flags-page docs docs-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page flags-page docs docs-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -101,6 +101,12 @@ attack: install-dev build  ## floods, faults and damaged packages against both s
 	$(BIN)/python -m tests.attack.faults --server python --calls $(CALLS)
 	$(BIN)/python -m tests.attack.packages --count 3000
 
+RESTARTS ?= 3
+
+rolling: install-dev build  ## two servers share a client's calls, a third gets its share, all are restarted under load (about 20 minutes); RESTARTS=3
+	$(BIN)/python -m tests.rolling --server cpp --rounds $(RESTARTS)
+	$(BIN)/python -m tests.rolling --server python --rounds $(RESTARTS)
+
 LIVES_S ?= 1800
 
 attack-lives: install-dev build  ## 50 models of three versions live and die at random under checked calls (an hour); CALLS=1000000 LIVES_S=1800
@@ -131,7 +137,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
-	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py
+	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py ../slurm/play.py
 	cd docs/site && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py
 	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py

@@ -21,6 +21,7 @@ SECONDS = {
     "tests/packaging/test_edge_values.py": 30,
     "tests/packaging/test_damage.py": 29,
     "tests/training/test_resharding.py": 29,
+    "tests/rolling/test_rolling.py": 28,
     "tests/conformance/test_trouble.py": 23,
     "tests/repository/test_versions_under_load.py": 23,
     "tests/test_demo_online.py": 23,

@@ -7,6 +7,10 @@ stands for debian:bookworm-slim.  Each stage is a folder; RUN is a chroot with i
 one: no compiler and no pip, a user that is not root, and the entry point, which starts as that user on a root that
 cannot be written, answers for --model on loopback, and ends with status 0 on SIGTERM.
 
+--check looks at the steps without taking them, which needs neither root nor a network: that each instruction can be played,
+that what is copied comes from an earlier stage, a wheel or the checkout, that the shell can read each RUN, and that the last
+stage has an entry point and a user that is not root.
+
 Machines that reach package registries by a mirror give --bind PATH (a file or folder that the steps see, too) and
 --env NAME=VALUE (for RUN).  Takes minutes and 3 GB below --folder.  Exit status: 0 it all holds; 1 the last line says what
 does not.
@@ -23,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +67,14 @@ class Stage:
     entry: list[str] = field(default_factory=list)
 
 
+def instructions(file: Path) -> Iterator[tuple[str, str]]:
+    """The instructions of ``file``, each a word and the rest of its line."""
+    joined = re.sub(r"\\\n\s*", "", re.sub(r"(?m)^#.*\n", "", file.read_text()))
+    for line in filter(None, map(str.strip, joined.splitlines())):
+        word, _, rest = line.partition(" ")
+        yield word, rest
+
+
 class Player:
     """Plays the instructions of one file.
 
@@ -82,10 +95,8 @@ class Player:
 
     def play(self, file: Path) -> Stage:
         """Go through ``file``; the last stage."""
-        joined = re.sub(r"\\\n\s*", "", re.sub(r"(?m)^#.*\n", "", file.read_text()))
-        for line in filter(None, map(str.strip, joined.splitlines())):
-            print(f"== {line}", flush=True)
-            word, _, rest = line.partition(" ")
+        for word, rest in instructions(file):
+            print(f"== {word} {rest}", flush=True)
             step = getattr(self, f"_{word.lower()}", None)
             if step is None:
                 sys.exit(f"{file.name}: {word} is not an instruction that can be played")
@@ -103,8 +114,9 @@ class Player:
         self.last = self._stages[name or str(len(self._stages))] = Stage(root)
 
     def _arg(self, rest: str) -> None:
-        if rest in self._given:
-            self.last.variables[rest] = self._given[rest]
+        name, has_default, default = rest.partition("=")
+        if has_default or name in self._given:
+            self.last.variables[name] = self._given.get(name, default)
 
     def _env(self, rest: str) -> None:
         name, _, value = rest.partition("=")
@@ -164,6 +176,48 @@ class Player:
         )
 
 
+class Checker(Player):
+    """Looks at the instructions of one file, and takes none of the steps that change or start something."""
+
+    def __init__(self) -> None:
+        super().__init__(CONTEXT, CONTEXT, [], {})
+
+    def _from(self, rest: str) -> None:
+        image, _, name = rest.partition(" AS ")
+        if image != BASE:
+            sys.exit(f"FROM {image} is not {BASE}, of which there is a root")
+        self.last = self._stages[name or str(len(self._stages))] = Stage(CONTEXT)
+
+    def _copy(self, rest: str) -> None:
+        words = shlex.split(rest)
+        if words[0].startswith("--from="):
+            name = words[0].removeprefix("--from=")
+            stage = self._stages.get(name)
+            if stage is None or stage is self.last:
+                sys.exit(f"COPY: there is no earlier stage {name}")
+            return
+        for pattern in words[:-1]:
+            if not re.fullmatch(r"dist/tessera_rec\w*-\*\.whl", pattern) and not any(
+                CONTEXT.glob(pattern)
+            ):
+                sys.exit(f"COPY: {pattern} is neither a wheel nor in the checkout")
+
+    def _run(self, rest: str) -> None:
+        read = subprocess.run(
+            ["/bin/sh", "-n", "-c", rest], capture_output=True, text=True, check=False
+        )
+        if read.returncode:
+            sys.exit(f"RUN cannot be read: {read.stderr.strip()}")
+
+
+def check_user(stage: Stage) -> None:
+    """Exit where the last stage has root for a user, or a name that a cluster cannot tell from it."""
+    if not re.fullmatch(r"[1-9]\d*:[1-9]\d*", stage.user):
+        sys.exit(f"USER is {stage.user!r}; give the numbers of a user and a group, not root's")
+    if not stage.entry:
+        sys.exit("there is no ENTRYPOINT")
+
+
 def check_files(stage: Stage) -> None:
     """Exit where the last stage has what it should not have."""
     found = [
@@ -174,8 +228,7 @@ def check_files(stage: Stage) -> None:
     ]
     if found:
         sys.exit(f"the last stage has {', '.join(found)}")
-    if not re.fullmatch(r"[1-9]\d*:[1-9]\d*", stage.user):
-        sys.exit(f"USER is {stage.user!r}; give the numbers of a user and a group, not root's")
+    check_user(stage)
 
 
 def check_server(player: Player, stage: Stage, model: Path) -> None:
@@ -213,7 +266,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a Containerfile")
-    parser.add_argument("--model", type=Path, required=True, help="a package to serve")
+    parser.add_argument("--check", action="store_true", help="look at the steps alone")
+    parser.add_argument("--model", type=Path, help="a package to serve")
     parser.add_argument("--base", type=Path, metavar="TAR", help="Debian's root (default: make it)")
     parser.add_argument(
         "--bind", action="append", default=[], metavar="PATH", help="(default: none)"
@@ -223,6 +277,12 @@ def main() -> int:
     )
     parser.add_argument("--folder", type=Path, help="for temporary files (default: the system's)")
     args = parser.parse_args()
+    if args.check:
+        check_user(Checker().play(args.file))
+        print(f"{args.file.name}: every step can be played")
+        return 0
+    if args.model is None:
+        parser.error("give --model, or --check")
     with tempfile.TemporaryDirectory(prefix="tessera-play-", dir=args.folder) as name:
         base = args.base or Path(name) / "base.tar"
         if not args.base:

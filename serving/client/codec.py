@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -23,7 +24,15 @@ from tessera.serving.package.schema import InputSchema
 METHOD = "/predictor.Predictor/Predict"
 DEFAULT_TIMEOUT_S = 5.0
 # gRPC's own default keeps to the first address that answers.
-_EVERY_SERVER = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')
+_IN_TURN = {"loadBalancingConfig": [{"round_robin": {}}]}
+# A server that is about to end says so by its health, and is not called any more while it still answers.
+_WHILE_HEALTHY = _IN_TURN | {"healthCheckConfig": {"serviceName": ""}}
+# gRPC's own 120 s and 30 s are how long a server that came back or was added could be left out.
+_SOONEST_MS = 5_000
+_BACK_SOON = [
+    ("grpc.max_reconnect_backoff_ms", _SOONEST_MS),
+    ("grpc.dns_min_time_between_resolutions_ms", _SOONEST_MS),
+]
 
 ChannelOptions = Sequence[tuple[str, Any]]
 
@@ -68,13 +77,22 @@ def check_timeout(timeout_s: float) -> float:
     return timeout_s
 
 
+def _balancing(address: str) -> tuple[str, str]:
+    """The option that shares calls between servers.
+
+    Health is asked for where a URI may name several: a single server is called as long as it answers.
+    """
+    config = _WHILE_HEALTHY if address.startswith(_SCHEMES) else _IN_TURN
+    return "grpc.service_config", json.dumps(config)
+
+
 class Client:
     """A connection to a Tessera (or TorchRec) inference server.
 
     Args:
         address: ``HOST:PORT``, or another target form of gRPC's.  Nothing is sent until the
             first call.  Where a name stands for several servers (``dns:///NAME:PORT``, or
-            ``ipv4:A:PORT,B:PORT``) they are called in turn.
+            ``ipv4:A:PORT,B:PORT``) they are called in turn, as long as their health is SERVING.
         schema: the model's inputs (`read_schema` takes them from a package).  With it, names,
             order, widths and dtypes are checked before anything is sent.
         timeout_s: the time limit of a call that gives none, in seconds.
@@ -119,7 +137,10 @@ class Client:
         credentials = credentials or Credentials()
         self._metadata = credentials.metadata()
         self._channel = credentials.channel(
-            address, [*sizes, _EVERY_SERVER, *options], self._open, self._open_secure
+            address,
+            [*sizes, *_BACK_SOON, _balancing(address), *options],
+            self._open,
+            self._open_secure,
         )
         # Bytes pass through: encoding is a step of its own, which load generators do ahead.
         self._call = self._channel.unary_unary(METHOD, None, None)

@@ -123,17 +123,18 @@ class GivenServer(Server):
 
 
 class RunningServer(Server):
-    """A server on free ports of 127.0.0.1; ready inside the ``with`` block."""
+    """A server on free ports of a loopback address; ready inside the ``with`` block."""
 
-    def __init__(self, kind, *flags, port=0):
+    def __init__(self, kind, *flags, host="127.0.0.1", port=0):
         if kind == "given":
             pytest.skip("needs a server with flags of its own")
         self.kind = kind
+        self._host = host
         self.log = []
         self.noise = []
         # A server finds what it needs by itself.
         environment = {name: os.environ[name] for name in os.environ if name != "LD_LIBRARY_PATH"}
-        ports = ["--host", "127.0.0.1", "--port", str(port), "--http-port", "0"]
+        ports = ["--host", host, "--port", str(port), "--http-port", "0"]
         self.process = subprocess.Popen(
             [*commands()[kind], *map(str, flags), *ports],
             stderr=subprocess.PIPE,
@@ -154,8 +155,8 @@ class RunningServer(Server):
                 continue
             self.log.append(entry)
             if entry["event"] == "ready":
-                self.address = f"127.0.0.1:{entry['port']}"
-                self.http_address = f"127.0.0.1:{entry['http_port']}"
+                self.address = f"{self._host}:{entry['port']}"
+                self.http_address = f"{self._host}:{entry['http_port']}"
                 self._ready.set()
         self._ready.set()
 

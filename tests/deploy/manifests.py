@@ -77,3 +77,10 @@ def service_variables(address="10.0.0.1"):
             f"{link}_ADDR": address,
         }
     return variables
+
+
+def server_flags(path):
+    """The flags that ``path``, a server's config file, stands for and that do not name a place of the container."""
+    settings = yaml.safe_load(path.read_text())
+    own = ("host", "port", "http-port", "model-repository", "model-control")
+    return [f"--{name}={value}" for name, value in settings.items() if name not in own]

@@ -32,6 +32,7 @@ def main() -> int:
     runs = [
         *(functools.partial(clients.grpcio, python=one) for one in (sys.executable, *given.python)),
         *clients.PROGRAMS.values(),
+        *(client for client, lacks in clients.LIBRARIES.values() if not lacks()),
     ]
     if given.node_modules:
         runs.append(functools.partial(clients.grpc_js, modules=given.node_modules))

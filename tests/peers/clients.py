@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.toolchains import JAVA_ARGUMENTS, go_environment, go_lacks, java_lacks
+
 HERE = Path(__file__).parent
 CALLS = 400
 TIMEOUT_S = 300
@@ -41,6 +43,17 @@ def grpcio(address: str, small: Path, large: Path, python: str = sys.executable)
 
 def grpc_js(address: str, small: Path, large: Path, modules: str) -> str:
     return run("node", HERE / "grpc_js_cases.js", address, small, large, NODE_PATH=modules)
+
+
+def grpc_go(address: str, small: Path, large: Path) -> str:
+    program = small.with_suffix(".grpc-go")
+    if not program.exists():
+        run("go", "build", "-o", program, HERE / "grpc_go_cases.go", **go_environment())
+    return run(program, address, small, large)
+
+
+def grpc_java(address: str, small: Path, large: Path) -> str:
+    return run("java", f"@{JAVA_ARGUMENTS}", HERE / "GrpcJavaCases.java", address, small, large)
 
 
 def curl(address: str, small: Path, large: Path) -> str:
@@ -76,3 +89,5 @@ def h2load(address: str, small: Path, large: Path) -> str:
 PROGRAMS = {
     name: client for name, client in (("curl", curl), ("h2load", h2load)) if shutil.which(name)
 }
+LIBRARIES = {"grpc-go": (grpc_go, go_lacks), "grpc-java": (grpc_java, java_lacks)}
+"""How each is run, and the function that says what this machine lacks for it."""

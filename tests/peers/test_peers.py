@@ -49,3 +49,11 @@ def test_grpc_js(served):
     if not (Path(modules) / "@grpc/grpc-js").is_dir():
         pytest.skip("NODE_PATH has no @grpc/grpc-js (npm install @grpc/grpc-js)")
     assert "cases" in clients.grpc_js(*served, modules)
+
+
+@pytest.mark.parametrize("name", list(clients.LIBRARIES))
+def test_libraries(served, name):
+    client, lacks = clients.LIBRARIES[name]
+    if reason := lacks():
+        pytest.skip(reason)
+    assert f"{name} " in client(*served)
