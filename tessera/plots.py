@@ -105,6 +105,11 @@ def svg_figure(name: str, fill: Callable[[Figure], None], *, size: tuple[float, 
     return text
 
 
+def short(text: str, most: int = 28) -> str:
+    """``text`` with at most so many characters: the end of a name or path tells more than its beginning."""
+    return text if len(text) <= most else f"…{text[1 - most :]}"
+
+
 def style(name: str) -> dict[str, Any]:
     """Matplotlib's settings for a figure called ``name``."""
     return {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from tessera.plots import PALETTE, svg_of
+from tessera.plots import PALETTE, short, svg_of
 from tessera.report_page import render_page
 from tessera.training.comparison.runs import RunSummary
 
@@ -177,5 +177,5 @@ def _draw(axes: Axes, *, runs: Sequence[RunSummary], name: str) -> None:
                 linewidth=1.2,
                 marker="o" if name.startswith("valid") else None,
                 ms=3,
-                label=run.name,
+                label=short(run.name),
             )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from tessera.plots import BLUE, GREY, ORANGE, svg_of
+from tessera.plots import BLUE, GREY, ORANGE, short, svg_of
 from tessera.report_page import render_page
 from tessera.training.config import load_config
 from tessera.training.tuning.settings import Search, SearchFolder
@@ -177,7 +177,7 @@ def _draw_importances(axes: Axes, *, importances: Mapping[str, float]) -> None:
     places = range(len(keys))
     axes.barh(places, [importances[key] for key in keys], color=BLUE, height=0.6)
     # The end of a key tells more than its beginning, and there is not room for all of a long one.
-    axes.set_yticks(places, [".".join(key.split(".")[-2:]) for key in keys])
+    axes.set_yticks(places, [short(".".join(key.split(".")[-2:])) for key in keys])
 
 
 def _draw_slice(axes: Axes, *, own: Dimension, ranked: Sequence[TrialRecord]) -> None:
@@ -216,7 +216,8 @@ def _draw_parallel(axes: Axes, *, ranked: Sequence[TrialRecord], search: Search)
             look = {"color": ORANGE, "linewidth": 2.0}
         axes.plot(range(len(places) + 1), [*places, height], **look)
     names = [*(own.key.rpartition(".")[2] for own in search.space), search.metric.text]
-    axes.set_xticks(range(len(names)), names, rotation=25, ha="right")
+    shown = [short(name, 22) for name in names]
+    axes.set_xticks(range(len(names)), shown, rotation=25, ha="right")
     for place in range(len(names)):
         axes.axvline(place, color=GREY, linewidth=0.8)
     axes.set_ylim(-0.05, 1.05)

@@ -24,7 +24,6 @@ _LABELLED_RANKS = 12
 """Up to so many bars say what they come to; the labels of more would lie on one another."""
 
 _HATCHES = ("", "///", "xxx", "...", "\\\\\\", "+++", "ooo")
-_LONGEST_NAME = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,7 @@ def _by_weight(report: PlanReport) -> list[ShardingOption]:
 
 def draw_ranks(axes: Axes, report: PlanReport, quantity: Quantity) -> None:
     """A bar for each rank: tables with many bytes or much time by name, the mean over ranks, and near limits."""
-    from tessera.plots import GREY, INK, PALETTE, prepare  # noqa: PLC0415
+    from tessera.plots import GREY, INK, PALETTE, prepare, short  # noqa: PLC0415
 
     prepare(axes)
     ranks = range(report.topology.world_size)
@@ -129,7 +128,7 @@ def draw_ranks(axes: Axes, report: PlanReport, quantity: Quantity) -> None:
                 "color": colours[index % len(colours)],
                 "alpha": 1.0 if index < len(colours) else 0.5,
                 "hatch": hatches[option.sharding_type],
-                "label": _short(option.fqn),
+                "label": short(option.fqn),
             },
         )
     rest = tables[NAMED_TABLES:]
@@ -174,8 +173,3 @@ def add_legends(figure: Figure, axes: Axes, report: PlanReport) -> None:
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2, fontsize="small", frameon=False
     )
-
-
-def _short(name: str) -> str:
-    # The end of a name tells more than its beginning.
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
