@@ -73,7 +73,7 @@ tr.chosen td { font-weight: 600; background: var(--mark); }
 /* The servers' status page. */
 .state { padding: .1rem .6rem; border-radius: .5rem; font-size: 1rem; color: var(--page); background: var(--wait); }
 .state.ready { background: var(--good); }
-.plot { width: 24rem; max-width: 100%; height: 4rem; border-bottom: 1px solid var(--lines); margin-right: 1rem; }
+.plot { width: 24rem; max-width: calc(100% - 1rem); height: 4rem; border-bottom: 1px solid var(--lines); margin-right: 1rem; }
 .plot path { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 .plot .p99, .plot .errors { stroke: var(--bad); }
 .plot .p50 { stroke: var(--good); }
@@ -332,6 +332,6 @@ R"page(      made("p", `${answer.model_name} ${answer.model_version} answered in
 )page";
 
 inline constexpr const char* kPagePolicy =
-    "default-src 'none'; style-src 'sha256-svWL0reMzUP4n1oFN/YIgkOE8ev9AV4V3nXqAI2nG/Y='; script-src 'sha256-IDeEOXT/ywqGiVQDn0mwpYLrG3NKxR/DE5+yAAwJ+jQ='; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    "default-src 'none'; style-src 'sha256-U+0bT6Qgjd9hLudkl3oWhbpk8Es44In1hBfJAesd5YQ='; script-src 'sha256-IDeEOXT/ywqGiVQDn0mwpYLrG3NKxR/DE5+yAAwJ+jQ='; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include "common/pace.h"
 #include "common/text.h"
+#include "front/page_texts.h"
 #include "front/rest_pages.h"
 #include "model/loader.h"
 #include "model/served_model.h"
