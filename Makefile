@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page metrics-page flags-page docs docs-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules page-texts config-page metrics-page flags-page docs docs-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -143,6 +143,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/python tests/check_protos.py
 	$(BIN)/python kernels/row_header.py
 	$(BIN)/python -m tessera.serving.package.generate
+	$(BIN)/python -m tessera.serving.server.front.page_texts
 	$(BIN)/python -m tessera.training.config_reference
 	$(BIN)/python -m tessera.flags_reference
 	$(MAKE) --no-print-directory docs
@@ -165,6 +166,9 @@ metrics-page:  ## regenerate docs/metrics.md and the Grafana dashboard from the 
 
 package-rules:  ## regenerate what the C++ reader of packages takes from serving/package
 	$(BIN)/python -m tessera.serving.package.generate --write
+
+page-texts:  ## regenerate what the C++ server's status page takes from serving/server/front and tessera/page.css
+	$(BIN)/python -m tessera.serving.server.front.page_texts --write
 
 config-page:  ## regenerate docs/config.md from the dataclasses that read a config
 	$(BIN)/python -m tessera.training.config_reference --write

@@ -35,14 +35,14 @@ from demo import ROOT, TESSERA_SERVER, say, serving, shown
 from drifting_shop import STEPS_PER_HOUR, DriftingShop, Floats
 
 from tessera.cli import main as tessera
+from tessera.plots import BLUE, GREEN, GREY, ORANGE, svg_of
+from tessera.report_page import render_page
 from tessera.serving.client import PredictorClient, read_schema
 from tessera.serving.commits.chain import commit_name, parse_commit_name
 from tessera.serving.commits.file import read_commit
 from tessera.training.metrics.binary import auc
-from tessera.training.report_page import render_page
 from tessera.training.trainer.checkpoint import read_plain
 from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
-from tessera.training.trainer.plots import BLUE, GREEN, GREY, ORANGE, svg_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

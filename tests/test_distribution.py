@@ -25,7 +25,7 @@ from tests.tracked import tracked_files
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("tessera", "training", "serving", "kernels")
-SHIPPED_SUFFIXES = {".py", ".pyi", ".yaml", ".html", ".typed"}
+SHIPPED_SUFFIXES = {".py", ".pyi", ".yaml", ".html", ".css", ".js", ".typed"}
 OPERATORS = f"tessera/{LIBRARIES['tessera_ops'].file}"
 
 

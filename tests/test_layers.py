@@ -17,7 +17,7 @@ from tessera.cli import COMMANDS
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "training", "serving")
 # A version, an error type, YAML in bounds, how many CPUs there are, files that are whole or not there, calls of
-# users' own code, and engines that work on partitions: of ours they import one another.
+# users' own code, engines that work on partitions, and how pages look: of ours they import one another.
 FOUNDATION = (
     "tessera",
     "tessera.bounded_yaml",
@@ -27,6 +27,8 @@ FOUNDATION = (
     "tessera.errors",
     "tessera.partitions",
     "tessera.partitions_on_ray",
+    "tessera.plots",
+    "tessera.report_page",
     "tessera.users_code",
 )
 
@@ -181,7 +183,6 @@ TRAINING_ORDER = (
     "field_checks",
     "average_config",
     "first_order_config",
-    "report_page",
     "variants",
     "metrics",
     "config_source",

@@ -46,7 +46,7 @@ OPERATORS = ROOT / "kernels" / "lib" / "libtessera_ops.so"
 # Of `ldd`: what every glibc system of manylinux has, and what comes with torch's wheel.
 _OF_SYSTEM = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+))[-.]")
 _LINE = re.compile(r"^\s*(\S+) => (\S+)")
-_SHIPPED = {".py", ".pyi", ".yaml", ".html", ".md", ".typed"}
+_SHIPPED = {".py", ".pyi", ".yaml", ".html", ".css", ".js", ".md", ".typed"}
 _SOURCES = {".cpp", ".h", ".cu", ".cuh", ".txt", ".cmake"}
 _CLIENT = ("numpy", "grpcio", "protobuf", "xxhash")
 
@@ -125,7 +125,7 @@ def build_full(folder: Path, args: argparse.Namespace) -> None:
         extras=extras,
         scripts=ours["scripts"],
         build_requires=["cmake>=3.25,<5", torch_requirement()],
-        data=["*.yaml", "*.html", "*.md", "lib/*.so"],
+        data=["*.yaml", "*.html", "*.css", "*.js", "*.md", "lib/*.so"],
     )
     (folder / "MANIFEST.in").write_text(
         "graft tessera\nglobal-exclude *.so *.pyc\ninclude setup.py\n"

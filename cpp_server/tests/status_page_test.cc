@@ -19,13 +19,13 @@ TEST(StatusPage, ShowsTheVersionsOfRepositories) {
       StatusPage(models, clock).page("ready", "1", test::FakeRepository().index(), {});
   for (const char* part :
        {"<td>ranker</td><td>4</td><td>LOADING</td><td>canary, next (shadow)</td><td>2.5%</td>"
-        "<td><progress max=\"100\" value=\"50\"></progress> 50%</td>",
+        "<td class=\"prose\"><progress max=\"100\" value=\"50\"></progress> 50%</td>",
         "<td>ranker</td><td>5</td><td>UNAVAILABLE</td><td></td><td></td>"
-        "<td>a &lt;damaged&gt; file</td>",
+        "<td class=\"prose\">a &lt;damaged&gt; file</td>",
         "<td>empty</td>"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
-  EXPECT_EQ(StatusPage(models, clock).page("ready", "1", {}, {}).find("<h2>versions"),
+  EXPECT_EQ(StatusPage(models, clock).page("ready", "1", {}, {}).find("<h2>Versions"),
             std::string::npos);
 }
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
+from tessera.plots import BLUE, GREEN, GREY, ORANGE, alone, svg_of
 from tessera.serving.capacity.sweep import MOST_RATE, Point, Sizing
-from tessera.training.trainer.plots import BLUE, GREEN, GREY, ORANGE, svg_of
 
 
 def latency_over_load(sizing: Sizing, *, p99_ms: float) -> str:
@@ -30,10 +30,9 @@ def latency_over_load(sizing: Sizing, *, p99_ms: float) -> str:
         "requests/s of all hosts (the line: what was asked for)",
         "latency in ms: p99, and p50 dashed",
         draw,
-        size=(9, 5),
+        size=(7, 4.5),
     )
-    # A page has a background of its own; a picture that stands alone does not.
-    return svg.replace("<svg ", '<svg style="background:#fff;color:#010101" ', 1)
+    return alone(svg)
 
 
 def _curve(axes: Axes, points: Sequence[Point], hosts: int, colour: str, name: str) -> None:

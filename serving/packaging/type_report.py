@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jinja2
-
-import tessera
 from tessera.errors import UserError
+from tessera.report_page import render_page
 from tessera.serving.inspect.summary import human_bytes, table_of
 from tessera.serving.package.evaluation import Evaluation
 from tessera.serving.package.manifest import TableInfo
@@ -23,6 +21,9 @@ from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.servable import ServableModel
 from tessera.serving.packaging.write.golden import golden_batch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 CHOSEN = "as packaged"
 SAME_TABLES = "the same tables"
@@ -218,10 +219,9 @@ def as_text(report: TypeReport) -> str:
 
 def as_html(report: TypeReport) -> str:
     """The report as one HTML file that needs nothing else."""
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        (Path(__file__).parent / "type_report.html").read_text(encoding="utf-8")
-    )
-    return template.render(
+    return render_page(
+        Path(__file__).parent / "type_report.html",
+        model=report.model,
         about=_about(report),
         chosen=CHOSEN,
         head=HEAD,
@@ -229,8 +229,7 @@ def as_html(report: TypeReport) -> str:
         impossible=report.impossible,
         table_head=_TABLE_HEAD,
         tables=_table_rows(report),
-        plot=_plot(report.choices),
-        version=tessera.__version__,
+        plots=_plots(report.choices),
     )
 
 
@@ -249,29 +248,32 @@ def write_report(report: TypeReport, path: Path) -> None:
         draft.write_text(as_html(report) if html else as_text(report), encoding="utf-8")
 
 
-def _plot(choices: Sequence[Choice]) -> str:
-    """Bytes against the worst table's error, as an ``<svg>`` element."""
+def _plots(choices: Sequence[Choice]) -> list[str]:
+    """The bytes and the worst table's error of each choice, as two ``<svg>`` elements with a row for each choice."""
     # Slow to import, and a package is rarely made with a report.
-    import matplotlib as mpl  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from tessera.plots import BLUE, ORANGE, SIZE, svg_of  # noqa: PLC0415
 
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for choice in choices:
-        colour = "#d55e00" if choice.name == CHOSEN else "#0072b2"
-        at = (choice.bytes / 2**20, 100 * choice.worst.relative_rmse)
-        axes.plot(*at, "o", color=colour)
-        axes.annotate(choice.name, at, xytext=(5, 5), textcoords="offset points", color=colour)
-    axes.set_xlabel("weights, MiB")
-    axes.set_ylabel("worst relative RMSE of a table, %")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    stream = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "types"}):
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(stream, format="svg", metadata=no_metadata)
-    text = stream.getvalue()
-    return text[text.index("<svg") :]  # without the XML prolog, which HTML does not have
+    names = [f"{c.name}, dense {c.dense}" for c in choices]
+    colours = [ORANGE if choice.name == CHOSEN else BLUE for choice in choices]
+    height = 1.0 + 0.27 * len(choices)
+
+    def bars(label: str, values: Sequence[float], text: str) -> str:
+        def draw(axes: Axes) -> None:
+            places = range(len(values))
+            drawn = axes.barh(places, values, color=colours, height=0.65)
+            axes.bar_label(drawn, [text.format(value) for value in values], padding=3)
+            axes.set_yticks(places, names)
+            axes.invert_yaxis()  # in the order of the table
+            axes.margins(x=0.22, y=0.02)
+            axes.set_xlim(left=0)
+
+        return svg_of(label, "", draw, size=(SIZE[0], height), legend=False)
+
+    return [
+        bars("weights, MiB", [c.bytes / 2**20 for c in choices], "{:.3g}"),
+        bars(
+            "worst relative RMSE of a table, %",
+            [100 * c.worst.relative_rmse for c in choices],
+            "{:.2g}",
+        ),
+    ]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from datetime import datetime, timezone
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tessera.training.trainer.display import Display
 from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.report import render_report
+from tessera.training.trainer.run_facts import RunFacts
 from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.trainer.split_metrics import SplitEvaluation, SplitMetrics
 
@@ -223,7 +225,17 @@ def report(tmp_path, **final):
         torch.tensor(random.normal(size=(1000, 1)), dtype=torch.float32),
         torch.tensor(random.integers(0, 2, (1000, 1)), dtype=torch.float32),
     )
+    facts = RunFacts(
+        name="run",
+        source="criteo: clicks.tsv",
+        rows={"train": 3000},
+        started=datetime(2026, 1, 2, tzinfo=timezone.utc),
+        hardware="a processor",
+        changed=(),
+    )
     return render_report(
+        facts=facts,
+        folder=tmp_path / "run",
         config_yaml="data:\n  path: <script>alert(1)</script>\n",
         rows=read_metrics(tmp_path / "m.csv"),
         final={**FINAL, **final},
@@ -259,7 +271,7 @@ def test_the_report_tells_of_malformed_rows(tmp_path):
 
 def test_the_report_bears_metrics_that_are_not_defined(tmp_path):
     html = report(tmp_path, test={**FINAL["valid"], "auc": None, "calibration": None})
-    assert html.count("not defined") == 2
+    assert html.count("not defined") == 4, "in the table, and in front"
 
 
 @pytest.mark.parametrize("content", [b"garbage\n1,2\n", b"\xff\xfe", b"step\n1\n", b"a\0b\nc\n"])

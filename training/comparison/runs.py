@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.errors import UserError
 from tessera.training.config import load_config
-from tessera.training.trainer.logs import read_metrics
+from tessera.training.trainer.logs import read_metrics, training_time
 from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.typed_config import leaves
 
@@ -76,7 +76,7 @@ def read_run(path: Path) -> RunSummary:
     }
     if not final:
         metrics = {name: own.values[-1] for name, own in curves.items() if name[:5] == "valid"}
-    seconds, samples = _time(rows)
+    seconds, samples = training_time(rows)
     return RunSummary(
         name=str(path),
         status="finished" if final else "unfinished",
@@ -104,16 +104,3 @@ def _curves(rows: Sequence[dict[str, str]]) -> dict[str, Curve]:
         name: Curve(samples=tuple(x for x, _ in own), values=tuple(y for _, y in own))
         for name, own in points.items()
     }
-
-
-def _time(rows: Sequence[dict[str, str]]) -> tuple[float, int]:
-    """Seconds of the steps of all rows that say a speed, and their samples."""
-    seconds, samples, before = 0.0, 0, 0
-    for row in rows:
-        if row["split"] == "train":
-            here, speed = int(row["samples"]), float(row["samples_per_second"] or 0)
-            if speed:
-                seconds += (here - before) / speed
-                samples += here - before
-            before = here
-    return seconds, samples

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from tessera.plots import PALETTE, short, svg_of
+from tessera.report_page import render_page
 from tessera.training.comparison.runs import RunSummary
-from tessera.training.report_page import render_page
-from tessera.training.trainer.plots import svg_of
 
 BARS = "▁▂▃▄▅▆▇█"
 MOST_BARS = 24
@@ -166,18 +165,17 @@ def _bars_of(values: Sequence[float], low: float, high: float) -> str:
 
 
 def _draw(axes: Axes, *, runs: Sequence[RunSummary], name: str) -> None:
-    colours = colormaps["tab10" if len(runs) <= 10 else "tab20"]
     for place, run in enumerate(runs):
         curve = run.curves.get(name)
         if curve is not None:
-            style = ("-", "--", ":", "-.")[place // 20 % 4]
+            style = ("-", "--", ":", "-.")[place // len(PALETTE) % 4]
             axes.plot(
                 curve.samples,
                 curve.values,
-                color=colours(place % 20),
+                color=PALETTE[place % len(PALETTE)],
                 linestyle=style,
                 linewidth=1.2,
                 marker="o" if name.startswith("valid") else None,
                 ms=3,
-                label=run.name,
+                label=short(run.name),
             )

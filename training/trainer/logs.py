@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -146,3 +146,16 @@ def _cut_back(path: Path, step: int) -> tuple[list[Row], frozenset[RowKey]]:
         stream.write(text.getvalue().encode())
     told = [_tracked(row) for row in rows if int(row["step"]) >= step]
     return [_tracked(row) for row in kept], frozenset(row_key(row) for row in told)
+
+
+def training_time(rows: Sequence[Mapping[str, str]]) -> tuple[float, int]:
+    """Seconds of the steps of all rows that say a speed, and their samples."""
+    seconds, samples, before = 0.0, 0, 0
+    for row in rows:
+        if row["split"] == "train":
+            here, speed = int(row["samples"]), float(row["samples_per_second"] or 0)
+            if speed:
+                seconds += (here - before) / speed
+                samples += here - before
+            before = here
+    return seconds, samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,14 +12,22 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from tessera.plots import BLUE, GREY, ORANGE, svg_of
+from tessera.report_page import render_page
 from tessera.training.metrics.binary import calibration_table, sigmoid
-from tessera.training.report_page import render_page
+from tessera.training.trainer.logs import training_time
 from tessera.training.trainer.metrics import BinaryMetrics
-from tessera.training.trainer.plots import BLUE, GREY, ORANGE, svg_of
+from tessera.training.trainer.run_facts import RunFacts
 from tessera.training.trainer.split_metrics import LabelMetrics, RegressionMetrics, SplitMetrics
 
 CALIBRATION_BINS = 20
 HISTOGRAM_BINS = 50
+
+MOST_HEADLINES = 6
+"""Metrics that stand in front of all others."""
+
+COUNTS = ("rows", "positives", "queries")
+"""What is counted beside the metrics."""
 
 METRIC_NAMES = {
     "loss": "loss of all labels",
@@ -41,6 +50,8 @@ METRIC_NAMES = {
 
 def render_report(
     *,
+    facts: RunFacts,
+    folder: Path,
     config_yaml: str,
     rows: Sequence[Mapping[str, str]],
     final: Mapping[str, Any],
@@ -49,6 +60,8 @@ def render_report(
     """The report as HTML.
 
     Args:
+        facts: what is told beside the figures.
+        folder: the run folder, as the commands that come next name it.
         config_yaml: the resolved config.
         rows: the rows of ``metrics.csv``; see `tessera.training.trainer.logs.COLUMNS`.
         final: what goes into ``final.json``.
@@ -79,26 +92,69 @@ def render_report(
     errors = {name: own.standard_errors() for name, own in metrics.items()}
     template = Path(__file__).parent / "report.html"
     splits = [name for name in ("valid", "test") if final[name] is not None]
+    keys = sorted(final[splits[0]], key=_place_in_table)
     return render_page(
         template,
+        facts=facts,
+        headline_split=splits[-1],
+        headlines=_headlines(keys, final[splits[-1]], errors.get(splits[-1], {})),
+        duration=_duration(training_time(rows)[0]),
+        changed=[
+            (own.key, own.value, "must be given" if own.default is None else own.default)
+            for own in facts.changed
+        ],
+        commands=next_commands(folder),
         final=final,
         continues=final.get("continues"),
         splits=splits,
         errors=bool(errors),
         clustered_by=final.get("errors_clustered_by"),
-        table=[
-            (
+        rows=[
+            [
                 _metric_name(key),
-                [
+                *(
                     _number(final[name][key], _error_of(errors.get(name, {}), key))
                     for name in splits
-                ],
-            )
-            for key in sorted(final[splits[0]], key=_place_in_table)
+                ),
+            ]
+            for key in keys
         ],
         plots=plots,
         config_yaml=config_yaml,
     )
+
+
+def next_commands(folder: Path) -> str:
+    """The commands that package the run's best checkpoint and serve the package, a line each."""
+    name = folder.resolve().name
+    package = shlex.quote(f"{name}.pt")
+    return "\n".join(
+        [
+            f"tessera package-model {shlex.quote(str(folder))} --out {package}",
+            f"tessera serve --model {package}",
+        ]
+    )
+
+
+def _headlines(
+    keys: Sequence[str], found: Mapping[str, Any], errors: Mapping[str, Mapping[str, float]]
+) -> list[tuple[str, str, str]]:
+    """What each of the metrics is called that a reader looks for first, its value and its standard error."""
+    chosen = [key for key in keys if key.rpartition(".")[2].partition("@")[0] not in COUNTS]
+    shown = []
+    for key in chosen[:MOST_HEADLINES]:
+        error = _error_of(errors, key)
+        text = "" if math.isnan(error) else f"{error:.5f}"
+        shown.append((_metric_name(key), _number(found[key], math.nan), text))
+    return shown
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as a reader says them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s of training"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min of training" if minutes < 120 else f"{hours:.1f} h of training"
 
 
 def _plots_of_label(metrics: LabelMetrics, split: str, of: str) -> list[tuple[str, str, str]]:

@@ -39,6 +39,7 @@ from tessera.training.trainer.progress import Before, Progress
 from tessera.training.trainer.publishing import PublishedModel, Publishing, PublishOptions
 from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.retrieval_evaluation import retrieval_data
+from tessera.training.trainer.run_facts import facts_of
 from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.trainer.run_start import (
     begin,
@@ -391,6 +392,14 @@ class _Run:
             from tessera.training.trainer.report import render_report  # noqa: PLC0415
 
             report = render_report(
+                facts=facts_of(
+                    self.folder,
+                    self.config,
+                    self.splits,
+                    device=self.assembly.model.device,
+                    ranks=self.ranks.world_size,
+                ),
+                folder=self.folder.root,
                 config_yaml=self.config.to_yaml(),
                 rows=read_metrics(self.folder.metrics),
                 final=final,

@@ -7,6 +7,7 @@
     metrics.csv      one row per logged loss and per evaluation
     tensorboard/     the same as TensorBoard events
     trackers/        by tracker, what it needs to go on with the same tracked run
+    .lock            when the run was begun; held while it is trained
     stream.jsonl     of a growing folder: the files that were taken, in their order
     continues.json   of a run that goes on from another one: which, and from which checkpoint of it
     final.json       metrics of the best checkpoint; its presence says that the run is finished
@@ -19,7 +20,7 @@ import contextlib
 import fcntl
 import json
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ class RunFolder:
             UserError: another process trains into it.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / LOCK).open("w") as stream:
+        with (self.root / LOCK).open("a") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -125,7 +126,18 @@ class RunFolder:
                     f"another process is training into {self.root}; wait for it or give another"
                     " --out"
                 ) from error
+            if not stream.tell():
+                stream.write(f"{datetime.now(timezone.utc).isoformat(timespec='seconds')}\n")
+                stream.flush()
             yield
+
+    def started(self) -> datetime:
+        """When the run was begun, which its lock file holds; of a run that is older than this, when it last went on."""
+        lock = self.root / LOCK
+        text = lock.read_text().strip()
+        if text:
+            return datetime.fromisoformat(text)
+        return datetime.fromtimestamp(lock.stat().st_mtime, timezone.utc)
 
 
 def default_run_folder(name: str, now: datetime) -> Path:

@@ -8,14 +8,14 @@ import io
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from tessera.plots import BLUE, GREY, ORANGE, short, svg_of
+from tessera.report_page import render_page
 from tessera.training.config import load_config
-from tessera.training.report_page import render_page
-from tessera.training.trainer.plots import BLUE, GREY, ORANGE, svg_of
 from tessera.training.tuning.settings import Search, SearchFolder
 from tessera.training.tuning.space import Dimension, Value
 from tessera.training.tuning.study import Study, TrialRecord, best_of
@@ -32,7 +32,10 @@ def write_result(folder: SearchFolder, search: Search, study: Study, *, report: 
     if best is not None:
         folder.write(folder.best, best_config(folder, search, best))
     if report:
-        folder.write(folder.report, render_report(records, search, study.importances()))
+        report = render_report(
+            records, search, study.importances(), name=folder.root.resolve().name
+        )
+        folder.write(folder.report, report)
 
 
 def best_config(folder: SearchFolder, search: Search, best: TrialRecord) -> str:
@@ -98,7 +101,11 @@ _STATES = ("complete", "pruned", "failed", "running")
 
 
 def render_report(
-    records: Sequence[TrialRecord], search: Search, importances: Mapping[str, float]
+    records: Sequence[TrialRecord],
+    search: Search,
+    importances: Mapping[str, float],
+    *,
+    name: str,
 ) -> str:
     """The report as HTML that needs nothing else.
 
@@ -106,6 +113,7 @@ def render_report(
         records: the trials.
         search: what was searched.
         importances: by key; see `Study.importances`.
+        name: of the search's folder.
     """
     ranked = _ranked(records, search)
     plots: list[tuple[str, str, str]] = []
@@ -121,8 +129,8 @@ def render_report(
             ),
             (
                 "All keys at once",
-                "A line for each complete trial, from its values to its metric; dark is good.",
-                svg_of("key", "from low to high", parallel, size=(9.6, 3.6), legend=False),
+                "A line for each complete trial, from its values to its metric; the better, the stronger.",
+                svg_of("key", "from low to high", parallel, legend=False),
             ),
         ]
         if importances:
@@ -142,7 +150,11 @@ def render_report(
     return render_page(
         template,
         search=search,
+        name=name,
         best=ranked[0] if ranked else None,
+        chosen=[(own.key, _text(ranked[0].values.get(own.key))) for own in search.space]
+        if ranked
+        else [],
         counts={state: sum(own.state == state for own in records) for state in _STATES},
         header=[*_header(search), "reason"],
         rows=[[*_row(own, search), own.reason] for own in [*ranked, *others]],
@@ -162,7 +174,10 @@ def _draw_history(axes: Axes, *, records: Sequence[TrialRecord], search: Search)
 
 def _draw_importances(axes: Axes, *, importances: Mapping[str, float]) -> None:
     keys = list(importances)[::-1]
-    axes.barh(keys, [importances[key] for key in keys], color=BLUE, height=0.6)
+    places = range(len(keys))
+    axes.barh(places, [importances[key] for key in keys], color=BLUE, height=0.6)
+    # The end of a key tells more than its beginning, and there is not room for all of a long one.
+    axes.set_yticks(places, [short(".".join(key.split(".")[-2:])) for key in keys])
 
 
 def _draw_slice(axes: Axes, *, own: Dimension, ranked: Sequence[TrialRecord]) -> None:
@@ -192,14 +207,17 @@ def _place(own: Dimension, value: Value, *, scaled: bool) -> float:
 def _draw_parallel(axes: Axes, *, ranked: Sequence[TrialRecord], search: Search) -> None:
     values = [float(record.value or 0.0) for record in ranked]
     low, high = min(values), max(values)
-    colours = colormaps["viridis_r"]
     for rank, record in reversed(list(enumerate(ranked))):
         places = [_place(own, record.values[own.key], scaled=True) for own in search.space]
         height = (float(record.value or 0.0) - low) / (high - low) if high > low else 0.5
-        colour = colours(1 - rank / max(1, len(ranked) - 1))
-        axes.plot(range(len(places) + 1), [*places, height], color=colour, linewidth=1.0)
+        worse = rank / max(1, len(ranked) - 1)
+        look: dict[str, Any] = {"color": BLUE, "alpha": 1.0 - 0.85 * worse, "linewidth": 1.0}
+        if rank == 0:
+            look = {"color": ORANGE, "linewidth": 2.0}
+        axes.plot(range(len(places) + 1), [*places, height], **look)
     names = [*(own.key.rpartition(".")[2] for own in search.space), search.metric.text]
-    axes.set_xticks(range(len(names)), names)
+    shown = [short(name, 22) for name in names]
+    axes.set_xticks(range(len(names)), shown, rotation=25, ha="right")
     for place in range(len(names)):
         axes.axvline(place, color=GREY, linewidth=0.8)
     axes.set_ylim(-0.05, 1.05)

@@ -68,9 +68,35 @@ bool keeps_alive(std::string_view head, std::string_view protocol) {
   return protocol == "HTTP/1.0" ? same_word(said, "keep-alive") : !same_word(said, "close");
 }
 
-// What the headers of a POST say of its body, in `bytes`; or the answer that refuses it.
-std::optional<HttpAnswer> read_body_size(std::string_view head, std::size_t& bytes) {
-  if (header(head, "origin")) {
+// Whether `host` is an IP address or localhost: a name that whoever wrote a page owns may be made
+// to name this server, so that its page would be taken for the server's own (DNS rebinding).
+bool is_fixed(std::string_view host) {
+  if (host.starts_with('[')) return true;
+  host = host.substr(0, host.find(':'));
+  return host == "localhost" ||
+         (!host.empty() && host.find_first_not_of("0123456789.") == host.npos);
+}
+
+bool asks_for_scores(std::string_view path) {
+  return path.starts_with("/v2/models/") && path.ends_with("/infer");
+}
+
+// Whether the request was sent by a page that this server has given: its Origin is where the
+// request went to.
+bool is_from_own_page(std::string_view head, std::string_view origin) {
+  constexpr std::string_view kPlain = "http://";
+  constexpr std::string_view kTls = "https://";  // a rebound name has no certificate
+  const std::string_view host = header(head, "host").value_or("");
+  if (host.empty()) return false;
+  if (origin.starts_with(kTls)) return origin.substr(kTls.size()) == host;
+  return origin.starts_with(kPlain) && origin.substr(kPlain.size()) == host && is_fixed(host);
+}
+
+// What the headers of a POST to `path` say of its body, in `bytes`; or the answer that refuses it.
+std::optional<HttpAnswer> read_body_size(std::string_view head, const std::string& path,
+                                         std::size_t& bytes) {
+  const auto origin = header(head, "origin");
+  if (origin && !(asks_for_scores(path) && is_from_own_page(head, *origin))) {
     return json_refusal(403, "a request with an Origin comes from a web page, and is not heard");
   }
   if (header(head, "transfer-encoding")) {
@@ -115,7 +141,7 @@ std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
   }
   if (method != "POST") return json_refusal(405, "only GET, HEAD and POST");
   parsed.method = HttpHead::Method::kPost;
-  if (auto refusal = read_body_size(head, parsed.body_bytes)) return *refusal;
+  if (auto refusal = read_body_size(head, parsed.path, parsed.body_bytes)) return *refusal;
   parsed.awaits_continue = same_word(header(head, "expect").value_or(""), "100-continue");
   parsed.encoding = header(head, "content-encoding").value_or("");
   parsed.json_bytes = header(head, "inference-header-content-length").value_or("");
@@ -132,6 +158,7 @@ std::string http_response(const HttpAnswer& answer, bool with_body, bool keeps_a
     response += text("\r\nInference-Header-Content-Length: ", *answer.json_bytes);
   }
   if (!answer.request_id.empty()) response += "\r\nX-Request-Id: " + answer.request_id;
+  if (!answer.policy.empty()) response += "\r\nContent-Security-Policy: " + answer.policy;
   if (answer.status == 401) response += "\r\nWWW-Authenticate: Bearer";
   response += keeps_alive ? "\r\nConnection: keep-alive\r\n\r\n" : "\r\nConnection: close\r\n\r\n";
   if (with_body) response += answer.body;

@@ -18,6 +18,7 @@ struct HttpAnswer {
   std::string body = {};
   // How many bytes of a body with binary data behind its JSON are the JSON.
   std::optional<std::size_t> json_bytes = {};
+  std::string policy = {};          // Content-Security-Policy; empty: the answer is no page
   std::string request_id = {};      // printable ASCII; empty: the answer has none
   std::shared_ptr<void> held = {};  // let go when the answer has left, or never will
 };
@@ -51,7 +52,8 @@ struct HttpHead {
 };
 
 // Reads `head`, everything up to the empty line; or the answer that refuses it. A POST with an
-// Origin is refused: a web page has sent it, on behalf of whoever looks at it.
+// Origin is refused: a web page has sent it, on behalf of whoever looks at it. Only the server's
+// own status page may ask for scores.
 std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head);
 
 // A POST that has come whole.

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
@@ -33,6 +34,18 @@ void visit_inputs(const InputSchema& schema, const Add& add) {
     add(names->values, "INT64", Dims{kAnySize});
     if (!names->weights.empty()) add(names->weights, "FP32", Dims{kAnySize});
   }
+}
+
+// The names of the features of each group that the model has, in their order, as JSON.
+std::string feature_names(const InputSchema& schema) {
+  using Json = nlohmann::ordered_json;
+  Json groups = Json::object();
+  if (!schema.dense_features.empty()) groups["float_features"] = schema.dense_features;
+  for (const auto& [group, key] : {std::pair{Group::kIdList, "id_list_features"},
+                                   std::pair{Group::kIdScoreList, "id_score_list_features"}}) {
+    for (const auto& feature : schema.group(group)) groups[key].push_back(feature.name);
+  }
+  return groups.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::vector<std::int64_t> dims_of(const OutputSpec& output) {
@@ -191,6 +204,7 @@ void KserveMetadata::describe(const ServedModel& model, inference::ModelConfig& 
   const std::pair<const char*, std::string> parameters[] = {
       {"tessera_max_batch_samples", text(model.batch_limits().max_samples)},
       {"tessera_max_batch_ids", text(model.batch_limits().max_ids)},
+      {"features", feature_names(manifest.schema)},
       {"weight_dtype", manifest.dtype},
       {"sha256", model.sha256()}};
   for (const auto& [name, value] : parameters) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "front/page_texts.h"
 
 namespace tessera {
 namespace {
@@ -23,31 +24,12 @@ constexpr const char* kHead = R"(<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="refresh" content="2">
-<title>tessera-server</title>
-<style>
-html { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
-th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
-.versions th, .versions td { text-align: left; }
-.state { padding: .1rem .6rem; border-radius: .5rem; background: #a4600c; color: white; }
-.ready { background: #2a7d46; }
-h3 { font-size: 1rem; margin: .6rem 0 0; }
-.plot { width: 24rem; max-width: 100%; height: 4rem; border-bottom: 1px solid #8884; margin-right: 1rem; }
-.plot path { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
-.p99, .errors { stroke: #b3261e; } .p50 { stroke: #2a7d46; }
-.freshness { width: 100%; height: 4rem; background: #8881; }
-.freshness polyline { fill: none; stroke: #2a7d46; stroke-width: 1.5; }
-footer { color: #888; margin-top: 1rem; }
-</style>
-</head>
-<body>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<noscript><meta http-equiv="refresh" content="2"></noscript>
 )";
 
 constexpr const char* kColumns =
-    "<table>\n<tr><th>model</th><th>version</th><th>state</th><th>requests/s</th>"
+    "<tr><th>model</th><th>version</th><th>state</th><th>requests/s</th>"
     "<th>not answered/s</th><th>p50 ms</th><th>p99 ms</th><th>waiting</th>"
     "<th>batches in work</th><th>samples per batch</th></tr>\n";
 
@@ -57,6 +39,15 @@ std::string figure(double value, int digits) {
   std::snprintf(buffer, sizeof(buffer), "%.*f", digits, value);
   return buffer;
 }
+
+// The beginning of a table that scrolls in a box of its own where the window is narrow; kTableEnd
+// ends it.
+std::string table(const std::string& name) {
+  return text("<div class=\"wide\" tabindex=\"0\" role=\"region\" aria-label=\"", name,
+              "\"><table>\n");
+}
+
+constexpr const char* kTableEnd = "</table></div>\n";
 
 std::string cell(const std::string& content) { return "<td>" + content + "</td>"; }
 
@@ -76,7 +67,8 @@ std::string state_of(const IndexEntry& entry) {
 std::string versions_table(const std::vector<IndexEntry>& versions) {
   if (versions.empty()) return {};
   std::string html =
-      "<h2>versions</h2>\n<table class=\"versions\">\n<tr><th>model</th><th>version</th>"
+      "<h2>Versions</h2>\n" + table("Versions") +
+      "<tr><th>model</th><th>version</th>"
       "<th>state</th><th>labels</th><th>share of traffic</th><th></th></tr>\n";
   for (const IndexEntry& entry : versions) {
     std::string labels;
@@ -84,17 +76,18 @@ std::string versions_table(const std::vector<IndexEntry>& versions) {
     if (entry.shadow) labels += labels.empty() ? "(shadow)" : " (shadow)";
     html += "<tr>" + cell(html_escaped(entry.model)) + cell(html_escaped(state_of(entry))) +
             cell(html_escaped(std::string(state_name(entry.state)))) + cell(html_escaped(labels)) +
-            cell(entry.percent > 0 ? text(entry.percent, "%") : "") + cell(detail(entry)) +
-            "</tr>\n";
+            cell(entry.percent > 0 ? text(entry.percent, "%") : "") + "<td class=\"prose\">" + detail(entry) +
+            "</td></tr>\n";
   }
-  return html + "</table>\n";
+  return html + kTableEnd;
 }
 
 // What shadows have computed, and how far their scores were from those that were answered.
 std::string shadows_table(const ShadowList::All& shadows) {
   if (shadows.empty()) return {};
   std::string html =
-      "<h2>shadows</h2>\n<table>\n<tr><th>model</th><th>answered by</th><th>shadow</th>"
+      "<h2>Shadows</h2>\n" + table("Shadows") +
+      "<tr><th>model</th><th>answered by</th><th>shadow</th>"
       "<th>compared</th><th>dropped</th><th>failed</th><th>difference of scores: mean</th>"
       "<th>p50</th><th>p99</th></tr>\n";
   for (const auto& shadow : shadows) {
@@ -109,7 +102,7 @@ std::string shadows_table(const ShadowList::All& shadows) {
             cell(figure(quantile(bounds, counts, 0.5), 6)) +
             cell(figure(quantile(bounds, counts, 0.99), 6)) + "</tr>\n";
   }
-  return html + "</table>\n";
+  return html + kTableEnd;
 }
 
 // A feature that was sent values unlike those of the training rows, since the start.
@@ -149,14 +142,15 @@ std::string features_table(const ModelList& models) {
                            [](const UnlikeValues& one) { return one.outside + one.missing; });
   found.resize(std::min(found.size(), kMostFeatures));
   std::string html =
-      "<h2>Values unlike the training rows</h2>\n<table>\n<tr><th>model</th><th>version</th>"
+      "<h2>Values unlike the training rows</h2>\n" + table("Values unlike the training rows") +
+      "<tr><th>model</th><th>version</th>"
       "<th>feature</th><th>outside of the range</th><th>missing</th></tr>\n";
   for (const UnlikeValues& one : found) {
     html += "<tr>" + cell(html_escaped(one.model)) + cell(html_escaped(one.version)) +
             cell(html_escaped(one.feature)) + cell(text(one.outside)) + cell(text(one.missing)) +
             "</tr>\n";
   }
-  return html + "</table>\n";
+  return html + kTableEnd;
 }
 
 }  // namespace
@@ -272,8 +266,12 @@ std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, Tim
     inflight = loaded.inflight_batches();
   });
   const auto bounds = model.duration.bounds();
-  return "<tr>" + cell(html_escaped(model.model)) + cell(html_escaped(model.version)) +
-         cell(model.ready.load() ? "ready" : "loading") + cell(figure(requests / lasted, 1)) +
+  const std::string name = html_escaped(model.model);
+  const std::string version = html_escaped(model.version);
+  const std::string state = model.ready.load() ? "ready" : "loading";
+  return text("<tr data-model=\"", name, "\" data-version=\"", version, "\" data-state=\"", state,
+              "\">") +
+         cell(name) + cell(version) + cell(state) + cell(figure(requests / lasted, 1)) +
          cell(figure(failures / lasted, 1)) + cell(figure(quantile(bounds, window, 0.5) * 1e3, 2)) +
          cell(figure(quantile(bounds, window, 0.99) * 1e3, 2)) + cell(text(waiting)) +
          cell(text(inflight)) + cell(figure(samples, 1)) + "</tr>\n";
@@ -283,17 +281,19 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
                              const std::vector<IndexEntry>& versions,
                              const ShadowList::All& shadows) const {
   const TimePoint now = clock_.now();
-  std::string html = kHead;
-  html += "<h1>tessera-server <span class=\"state " + html_escaped(state) + "\">" +
+  std::string html = text(kHead, "<title>tessera-server: ", html_escaped(state),
+                          "</title>\n<style>", kPageStyle, "</style>\n</head>\n<body>\n");
+  html += "<div data-live id=\"live-models\">\n<h1>tessera-server <span class=\"state " + html_escaped(state) + "\">" +
           html_escaped(state) + "</span></h1>\n";
-  html += kColumns;
+  html += table("models") + kColumns;
   for (const auto& model : models_.all()) {
     const auto known = past_.find(model);
     const bool is_new = known == past_.end();
     html += row(*model, is_new ? snapshot(*model, now) : known->second.minute.front(), now);
   }
-  html += "</table>\n" + features_table(models_) + versions_table(versions) +
-          shadows_table(shadows) + "<h2>last hour</h2>\n";
+  html += text(kTableEnd, "</div>\n<p id=\"stale\" class=\"refused\" role=\"status\"></p>\n",
+               kRequestForm, "<div data-live id=\"live-more\">\n", features_table(models_),
+               versions_table(versions), shadows_table(shadows), "<h2>Last hour</h2>\n");
   for (const auto& model : models_.all()) {
     const auto known = past_.find(model);
     if (known == past_.end()) continue;
@@ -303,10 +303,11 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
   if (!freshness_.empty()) html += "<h2>Freshness</h2>\n";
   for (const auto& [model, points] : freshness_) html += freshness(*model, points, now);
   html += text(
-      "<footer>tessera ", html_escaped(version), ", up ",
+      "</div>\n<footer data-live id=\"live-foot\">tessera ", html_escaped(version), ", up ",
       std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
       " s. Rates and latencies are of the last minute, samples per batch and values of "
-      "features since the start. <a href=\"/metrics\">metrics</a></footer>\n</body>\n</html>\n");
+      "features since the start. <a href=\"/metrics\">metrics</a></footer>\n<script>",
+      kPageScript, "</script>\n</body>\n</html>\n");
   return html;
 }
 

@@ -113,6 +113,7 @@ class InferProtocol final : public WireProtocol {
     if (status.ok()) status = model.decoder().decode(tensors_, call.request, kInferNames);
     if (!status.ok()) return status;
     samples_ = call.request.samples;
+    tells_timings_ = options.timings;
     if (regions_.memory != nullptr) {
       status = decoder.place_outputs(view_, *regions_.memory, samples_, chosen_, places_);
       if (!status.ok()) return status;
@@ -164,7 +165,8 @@ class InferProtocol final : public WireProtocol {
             .model_name = parts.model_name,
             .model_version = parts.model_version,
             .id = view_.id,
-            .commit = parts.commit};
+            .commit = parts.commit,
+            .timings = tells_timings_ ? &parts.timings : nullptr};
   }
 
   // The contents that the message has elsewhere, in its inputs' order.
@@ -183,6 +185,7 @@ class InferProtocol final : public WireProtocol {
   std::vector<std::size_t> chosen_;
   std::vector<SharedSpan> places_;  // see InferDecoder::place_outputs
   std::int64_t samples_ = 0;
+  bool tells_timings_ = false;
 };
 
 }  // namespace

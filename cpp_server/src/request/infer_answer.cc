@@ -34,29 +34,45 @@ struct OutputSizes {
   std::size_t message;
 };
 
-// The map's entry "commit": its key, and an InferParameter whose int64_param is the number, which
-// is written also where it is 0, as that of a oneof is.
-struct CommitSizes {
-  explicit CommitSizes(std::int64_t commit)
-      : number(static_cast<std::uint64_t>(commit)),
+// An entry of the map of parameters: its key, and an InferParameter whose int64_param is the
+// number, which is written also where it is 0, as that of a oneof is.
+struct EntrySizes {
+  EntrySizes(std::string_view key, std::int64_t value)
+      : number(static_cast<std::uint64_t>(value)),
         parameter(tag_bytes(kInt64Parameter) + varint_bytes(number)),
-        entry(delimited_bytes(1, kKey.size()) + delimited_bytes(2, parameter)) {}
+        entry(delimited_bytes(1, key.size()) + delimited_bytes(2, parameter)) {}
 
-  static constexpr std::string_view kKey = "commit";
   static constexpr std::uint32_t kInt64Parameter = 2;
   std::uint64_t number;
   std::size_t parameter;
   std::size_t entry;
 };
 
-void write_commit(WireWriter& writer, std::int64_t commit) {
-  const CommitSizes sizes(commit);
+// Visits the key and the number of each parameter of the answer.
+template <typename Visit>
+void visit_parameters(const InferResponseParts& parts, const Visit& visit) {
+  if (parts.commit.has_value()) visit("commit", *parts.commit);
+  if (parts.timings == nullptr) return;
+  // Named like the fields of predictor.proto's StageTimings.
+  const StageTimings& timings = *parts.timings;
+  visit("decode_us", timings.decode_us);
+  visit("queue_us", timings.queue_us);
+  visit("assemble_us", timings.assemble_us);
+  visit("transfer_us", timings.transfer_us);
+  visit("forward_us", timings.forward_us);
+  visit("split_us", timings.split_us);
+  visit("batch_requests", std::int64_t{timings.batch_requests});
+  visit("batch_samples", std::int64_t{timings.batch_samples});
+}
+
+void write_entry(WireWriter& writer, std::string_view key, std::int64_t value) {
+  const EntrySizes sizes(key, value);
   writer.tag(kParameters, WireType::kBytes);
   writer.varint(sizes.entry);
-  write_string(writer, 1, CommitSizes::kKey);
+  write_string(writer, 1, key);
   writer.tag(2, WireType::kBytes);
   writer.varint(sizes.parameter);
-  writer.tag(CommitSizes::kInt64Parameter, WireType::kVarint);
+  writer.tag(EntrySizes::kInt64Parameter, WireType::kVarint);
   writer.varint(sizes.number);
 }
 
@@ -66,9 +82,9 @@ std::size_t infer_response_bytes(const InferResponseParts& parts) {
   std::size_t bytes = optional_bytes(1, parts.model_name.size()) +
                       optional_bytes(2, parts.model_version.size()) +
                       optional_bytes(3, parts.id.size());
-  if (parts.commit.has_value()) {
-    bytes += delimited_bytes(kParameters, CommitSizes(*parts.commit).entry);
-  }
+  visit_parameters(parts, [&](std::string_view key, std::int64_t value) {
+    bytes += delimited_bytes(kParameters, EntrySizes(key, value).entry);
+  });
   for (std::size_t at = 0; at < parts.chosen.size(); ++at) {
     const OutputSizes sizes(parts.outputs[parts.chosen[at]], parts.samples);
     bytes += delimited_bytes(kAnswered, sizes.message) +
@@ -82,7 +98,9 @@ void write_infer_response(const InferResponseParts& parts, std::byte* out) {
   write_string(writer, 1, parts.model_name);
   write_string(writer, 2, parts.model_version);
   write_string(writer, 3, parts.id);
-  if (parts.commit.has_value()) write_commit(writer, *parts.commit);
+  visit_parameters(parts, [&](std::string_view key, std::int64_t value) {
+    write_entry(writer, key, value);
+  });
   for (const std::size_t index : parts.chosen) {
     const OutputView& output = parts.outputs[index];
     const OutputSizes sizes(output, parts.samples);

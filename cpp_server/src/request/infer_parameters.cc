@@ -38,6 +38,17 @@ Status refuse_sequence(const ParameterView& parameter) {
       "parameter 'sequence_id' is not supported: models keep no state between requests");
 }
 
+// A parameter that is true or false; false where it is not there.
+Status read_flag(const ParameterView& parameter, bool& flag) {
+  flag = false;
+  if (parameter.key.empty()) return {};
+  if (parameter.kind != ParameterView::Kind::kBool) {
+    return Status::invalid(text("parameter '", parameter.key, "' is not a bool_param"));
+  }
+  flag = parameter.number != 0;
+  return {};
+}
+
 }  // namespace
 
 Status read_options(const InferRequestView& message, InferOptions& options) {
@@ -48,6 +59,7 @@ Status read_options(const InferRequestView& message, InferOptions& options) {
   Status status = read_number(message.timeout, kMostSigned, micros);
   if (status.ok()) status = read_number(message.priority, kLastPriority, priority);
   if (status.ok()) status = refuse_sequence(message.sequence_id);
+  if (status.ok()) status = read_flag(message.timings, options.timings);
   if (!status.ok()) return status;
   // A longer timeout is cut to what a Duration has room for, 292 years.
   options.timeout = std::chrono::microseconds(std::min(micros, kMostSigned / 1'000));

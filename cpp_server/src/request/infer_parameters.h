@@ -18,6 +18,7 @@ namespace tessera {
 struct InferOptions {
   Duration timeout{0};  // 0: none
   std::int32_t priority = 0;
+  bool timings = false;  // the answer tells where its time went
 };
 
 // Reads the parameters that a server must obey or refuse.

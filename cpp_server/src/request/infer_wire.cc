@@ -196,6 +196,7 @@ bool read_request_parameter(WireReader& reader, InferRequestView& view) {
   if (parameter.key == "priority") view.priority = parameter;
   if (parameter.key == "sequence_id") view.sequence_id = parameter;
   if (parameter.key == "traffic_key") view.traffic_key = parameter;
+  if (parameter.key == "timings") view.timings = parameter;
   return true;
 }
 

@@ -74,10 +74,11 @@ struct InferRequestView {
   std::string_view model_name;
   std::string_view model_version;
   std::string_view id;
-  ParameterView timeout;  // these four have an empty key where they are not there
+  ParameterView timeout;  // these five have an empty key where they are not there
   ParameterView priority;
   ParameterView sequence_id;
   ParameterView traffic_key;
+  ParameterView timings;
   std::size_t inputs = 0;
   std::size_t placed_inputs = 0;                    // of them: those that lie in shared memory
   std::array<InferTensorView, kMaxInputs> input{};  // the first of `inputs`
@@ -121,6 +122,7 @@ struct InferResponseParts {
   std::string_view model_version;
   std::string_view id;
   std::optional<std::int64_t> commit = {};  // see ResponseParts
+  const StageTimings* timings = nullptr;    // null: the answer does not tell them
 };
 
 // Bytes that write_infer_response will write for `parts`.

@@ -8,6 +8,7 @@
 
 #include "common/pace.h"
 #include "common/text.h"
+#include "front/page_texts.h"
 #include "front/rest_pages.h"
 #include "model/loader.h"
 #include "model/served_model.h"
@@ -111,7 +112,8 @@ HttpAnswer Server::page(const std::string& path) const {
     const std::vector<IndexEntry> versions =
         repository_ == nullptr ? std::vector<IndexEntry>{} : repository_->index();
     return {.content_type = "text/html; charset=utf-8",
-            .body = status_page_.page(state(), kVersion, versions, shadows_.both_in(versions))};
+            .body = status_page_.page(state(), kVersion, versions, shadows_.both_in(versions)),
+            .policy = kPagePolicy};
   }
   if (is_rest_path(path)) return rest_page(facts(), path);
   return {.status = 404, .body = "there is /, /metrics, /healthz, /readyz and /v2\n"};

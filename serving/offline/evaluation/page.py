@@ -9,17 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from matplotlib.axes import Axes
 
-import tessera
+from tessera.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, svg_of
+from tessera.report_page import render_page as from_template
 from tessera.serving.offline.evaluation.evaluate import Evaluated
 from tessera.serving.offline.evaluation.importance import Importance
 from tessera.serving.offline.evaluation.results import Part
 from tessera.serving.offline.evaluation.words import about_rows, measured_text, metric_name
 from tessera.training.metrics.binary import CalibrationTable, Curves, curves
-from tessera.training.trainer.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, svg_of
 
 HISTOGRAM_BINS = 50
 MOST_POINTS = 400
@@ -50,9 +49,6 @@ class Table:
 
 def render_page(found: Evaluated) -> str:
     """The page as HTML."""
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
-    )
     names = [model.name for model in found.models]
     sections = [
         {
@@ -64,7 +60,8 @@ def render_page(found: Evaluated) -> str:
         }
         for label, part in found.results.overall.items()
     ]
-    return template.render(
+    return from_template(
+        Path(__file__).parent / "page.html",
         names=names,
         about=about_rows(found),
         models=[
@@ -77,7 +74,6 @@ def render_page(found: Evaluated) -> str:
             for model in found.models
         ],
         sections=sections,
-        version=tessera.__version__,
     )
 
 

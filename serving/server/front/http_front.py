@@ -25,10 +25,12 @@ from jinja2 import Environment, StrictUndefined, select_autoescape
 
 import tessera
 from tessera.errors import UserError
+from tessera.report_page import page_style
 from tessera.serving.server.errors import ServeError
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
 from tessera.serving.server.front.http_refusals import RefusedRequestError, refusal, refuse_strange
 from tessera.serving.server.front.last_hour import POINTS
+from tessera.serving.server.front.page_texts import page_policy, page_script, request_form
 from tessera.serving.server.front.repository_methods import MAX_BODY_BYTES, RepositoryMethods
 from tessera.serving.server.front.rest_handlers import RestHandlers
 from tessera.serving.server.front.rest_infer import RestInfer
@@ -105,7 +107,13 @@ class HttpFront:
         )
         environment.filters["figure"] = _figure
         page = resources.files("tessera.serving.server.front").joinpath("status_page.html")
+        environment.globals |= {
+            "style": page_style(),
+            "form": request_form(),
+            "script": page_script(),
+        }
         self._template = environment.from_string(page.read_text(encoding="utf-8"))
+        self._policy = page_policy()
 
     async def start(self, host: str, port: int) -> int:
         """Listen.
@@ -262,7 +270,11 @@ class HttpFront:
             version=tessera.__version__,
             uptime=round(time.monotonic() - self._began),
         )
-        return web.Response(text=page, content_type="text/html")
+        return web.Response(
+            text=page,
+            content_type="text/html",
+            headers={"Content-Security-Policy": self._policy},
+        )
 
 
 async def _read_body(request: web.Request) -> bytes:

@@ -6,12 +6,13 @@ else of the service is here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from tessera.serving.package.schema import OutputSpec
+from tessera.serving.package.schema import InputSchema, OutputSpec
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.batching.workers import refusal_of
 from tessera.serving.server.errors import Code, ServeError
@@ -182,6 +183,7 @@ class KserveMetadata:
         parameters = {
             "tessera_max_batch_samples": str(limits.max_batch_samples),
             "tessera_max_batch_ids": str(limits.max_batch_ids),
+            "features": _feature_names(model.schema),
             "weight_dtype": info.dtype if info else "",
             "sha256": (info.sha256() if info else None) or "",
         }
@@ -202,6 +204,17 @@ class KserveMetadata:
         return ipb.ModelStatisticsResponse(
             model_stats=[_statistics(self._counted(model.metrics)) for model in models]
         )
+
+
+def _feature_names(schema: InputSchema) -> str:
+    """The names of the features of each group that the model has, in their order, as JSON."""
+    groups = {
+        "float_features": list(schema.dense_features),
+        "id_list_features": [feature.name for feature in schema.group("id_list")],
+        "id_score_list_features": [feature.name for feature in schema.group("id_score_list")],
+    }
+    present = {group: names for group, names in groups.items() if names}
+    return json.dumps(present, ensure_ascii=False, separators=(",", ":"))
 
 
 def _input_shape(tensor: Tensor, model: ServedModel) -> list[int]:

@@ -114,7 +114,7 @@ def _head_of(request: web.Request, max_body_bytes: int) -> RestCall | None:
         ServeError: a header or the path has a value that it cannot have.
         RefusedRequestError: it is refused with a status of HTTP's own.
     """
-    refuse_strange(request)
+    refuse_strange(request, own_page=True)
     if (request.content_length or 0) > max_body_bytes:
         raise RefusedRequestError(413, f"the body has more than {max_body_bytes} bytes, the limit")
     asked = read_model_path(request.rel_url.raw_path)

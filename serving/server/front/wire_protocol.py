@@ -141,13 +141,14 @@ class InferProtocol:
             places = model.infer_decoder.place_outputs(message, regions, samples)
             call_id = message.id
 
-            def encode(answer: Answer, _decode_seconds: float) -> bytes:
+            def encode(answer: Answer, decode_seconds: float) -> bytes:
                 return model.infer_encoder.encode(
                     answer,
                     samples=samples,
                     outputs=asked.outputs,
                     places=places,
                     call_id=call_id,
+                    decode_seconds=decode_seconds if asked.timings else None,
                 )
 
             return DecodedCall(

@@ -19,7 +19,11 @@ from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.request.decoded_request import DecodedRequest
 from tessera.serving.server.request.decoder import RequestDecoder, RequestNames
-from tessera.serving.server.request.infer_parameters import read_number, refuse_sequence
+from tessera.serving.server.request.infer_parameters import (
+    read_flag,
+    read_number,
+    refuse_sequence,
+)
 from tessera.serving.server.request.infer_regions import (
     Place,
     RequestRegions,
@@ -60,6 +64,7 @@ class InferWork:
         timeout_s: seconds from its arrival within which the work must have begun, or infinity.
         copied_bytes: of typed contents as plain numbers, of the ids of strings, and of what was in shared memory.
         outputs: the outputs that it asks for, in its order; None: all.
+        timings: whether the answer tells where its time went.
     """
 
     request: DecodedRequest
@@ -67,6 +72,7 @@ class InferWork:
     timeout_s: float
     copied_bytes: int
     outputs: list[str] | None
+    timings: bool
 
 
 class InferDecoder:
@@ -97,6 +103,7 @@ class InferDecoder:
         timeout_us = read_number(message.parameters, "timeout", (1 << 63) - 1)
         priority = read_number(message.parameters, "priority", LOWEST_PRIORITY - 1)
         refuse_sequence(message.parameters)
+        timings = read_flag(message.parameters, "timings")
         given = self._read_inputs(message, regions)
         self._check_groups(given)
         flat = self._flatten(given)
@@ -107,6 +114,7 @@ class InferDecoder:
             timeout_us / 1e6 if timeout_us else math.inf,
             regions.copied_bytes + sum(one.copied_bytes for one in given.values()),
             outputs,
+            timings,
         )
 
     def place_outputs(

@@ -29,6 +29,20 @@ def read_number(parameters: Parameters, name: str, most: int) -> int:
     return number
 
 
+def read_flag(parameters: Parameters, name: str) -> bool:
+    """The parameter's value, False where it is not there.
+
+    Raises:
+        InvalidRequestError: it is not true or false.
+    """
+    if name not in parameters:
+        return False
+    if parameters[name].WhichOneof("parameter_choice") != "bool_param":
+        raise InvalidRequestError(f"parameter {name!r} is not a bool_param")
+    flag: bool = parameters[name].bool_param
+    return flag
+
+
 def refuse_sequence(parameters: Parameters) -> None:
     """Refuse a request that is one of a sequence.
 
