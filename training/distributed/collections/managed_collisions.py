@@ -65,6 +65,11 @@ class ShardedManagedCollisionCollection(nn.Module):
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
+        if env.sharding_pg is not env.process_group:
+            raise UserError(
+                "managed collisions in 2D parallelism: each sharding group would map ids to rows of its own, "
+                "whose averages belong to no id; train the collection in a DistributedModelParallel"
+            )
         self._device, self._pg = device or torch.device("cpu"), env.process_group
         self.need_preprocess = module.need_preprocess
         (sharding,) = _only_by_rows(embedding_shardings, env)

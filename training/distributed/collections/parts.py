@@ -25,7 +25,8 @@ class ShardedTables:
         names: of all tables, in the collection's order.
         lookups: of this rank.
         shards: of all ranks.
-        pg: the ranks; None: all tables are whole here.
+        pg: the ranks that tables are spread over; None: all tables are whole here.
+        replicas: the ranks that hold copies of those that are not spread; None: the same.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class ShardedTables:
         lookups: Sequence[GroupedLookup],
         shards: Sequence[ShardedEmbeddingTable],
         pg: dist.ProcessGroup | None,
+        replicas: dist.ProcessGroup | None = None,
     ) -> None:
-        self._lookups, self._pg = list(lookups), pg
+        self._lookups, self._replicas = list(lookups), replicas or pg
         here: dict[str, list[tuple[ShardedEmbeddingTable, nn.Parameter]]] = {}
         for lookup in lookups:
             for table, values in lookup.table_shards():
@@ -63,8 +65,8 @@ class ShardedTables:
                 else:
                     # .data: autograd would take a change that it sees for an error.
                     values.data.copy_(shard_of(source, shard.local_metadata))
-                if self._pg is not None and shard.local_metadata is None:
-                    dist.broadcast(values.data, group=self._pg, group_src=0)
+                if self._replicas is not None and shard.local_metadata is None:
+                    dist.broadcast(values.data, group=self._replicas, group_src=0)
         self.purge()
 
     def kernels(self) -> list[Kernel]:

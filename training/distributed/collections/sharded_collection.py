@@ -203,6 +203,7 @@ class ShardedCollection(
             list(tables),
             lookups,
             [shard for sharding in parts for shard in sharding.embedding_tables()],
+            env.sharding_pg,
             env.process_group,
         )
         self.add_module(self._holder, nn.ModuleDict(self._tables.modules))

@@ -90,13 +90,18 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         self.plan = plan or made_plan(module, self._env, self.device, sharders)
         self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
         self._data_parallel_done = False
-        self._dmp_wrapped_module = shard_parts(module, self.plan, self._env, self.device, sharders)
+        self._sharders = {sharder.module_type: sharder for sharder in sharders}
+        self._dmp_wrapped_module = self._sharded(module, sharders)
         fused = [(path, own) for path, _, own in outermost(self._dmp_wrapped_module, _optimizer_of)]
         self._fused_optimizer = CombinedOptimizer(fused) if fused else None
         if init_parameters:
             init_parts(self._dmp_wrapped_module, self.device)
         if init_data_parallel:
             self.init_data_parallel()
+
+    def _sharded(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> nn.Module:
+        """``module`` with its collections in sharded form."""
+        return shard_parts(module, self.plan, self._env, self.device, sharders)
 
     def init_data_parallel(self) -> None:
         """Wrap what every rank holds whole, once; further calls do nothing."""

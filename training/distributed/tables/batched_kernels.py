@@ -113,6 +113,10 @@ class Kernel(ABC, nn.Module):
         for name, weight in self._named_parameters():
             yield f"{prefix}{dot}{name}.weight", weight
 
+    def optimizer_states(self) -> list[Tensor]:
+        """The live tensors of the fused optimizer, but for its number of steps; none of dense tables."""
+        return []
+
     def init_parameters(self) -> None:
         """Give every shard first values: its table's ``init_fn``, or uniform ones in its range."""
         with torch.no_grad():
@@ -221,6 +225,10 @@ class FusedKernel(Kernel, FusedOptimizerModule):
     def fused_optimizer(self) -> FusedOptimizer:
         """The optimizer that works in the backward pass; entries are ``<table>.weight``."""
         return self._optimizer
+
+    def optimizer_states(self) -> list[Tensor]:
+        """The live tensors of the fused optimizer, shard by shard, but for its number of steps."""
+        return [state for states in self._tables.states for state in states]
 
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
         self._hyper = self._hyper.read(self._optimizer.param_groups[0])
