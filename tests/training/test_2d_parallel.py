@@ -444,7 +444,7 @@ def own_groups(hooked):
 
 
 def group_of(model):
-    return model._env_of(model.module.unpooled).sharding_pg
+    return model._env_for(model.module.unpooled).sharding_pg
 
 
 def test_a_type_of_module_has_groups_of_its_own_and_a_hook_takes_the_average_over():

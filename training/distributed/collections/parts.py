@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from tessera.training.distributed.tables.shard_state import shard_of
 from tessera.training.distributed.tables.table_module import ShardedTable
 from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
 from tessera.training.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
-from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizer
+from tessera.training.optim.keyed import KeyedOptimizer
 
 
 class ShardedTables:
@@ -83,16 +83,17 @@ class ShardedTables:
         for lookup in self._lookups:
             lookup.purge()
 
-    def keep_caches_in_step(self, module: nn.Module) -> None:
-        """Let reading and writing the state of ``module``, which holds the tables, see to caches."""
-        module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call] # torch leaves it untyped
-        module.register_load_state_dict_post_hook(lambda *_: self.purge())  # type: ignore[no-untyped-call] # torch leaves it untyped
-
-    def fused_optimizer(self, prefix: str) -> CombinedOptimizer:
-        """The optimizer of the fused tables here, under ``<prefix>.<table>.weight``."""
+    def fused_parts(self, prefix: str) -> list[KeyedOptimizer | tuple[str, KeyedOptimizer]]:
+        """The optimizers of the fused tables here, under ``<prefix>.<table>.weight``; never none."""
         parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [
             (prefix, kernel.fused_optimizer)
             for kernel in self.kernels()
             if isinstance(kernel, FusedOptimizerModule)
         ]
-        return CombinedOptimizer(parts or [EmptyFusedOptimizer()])
+        return parts or [EmptyFusedOptimizer()]
+
+
+def keep_caches_in_step(module: nn.Module, tables: Callable[[], ShardedTables]) -> None:
+    """Let reading and writing the state of ``module``, which holds the tables, see to caches."""
+    module.register_state_dict_pre_hook(lambda *_: tables().flush())  # type: ignore[no-untyped-call] # torch leaves it untyped
+    module.register_load_state_dict_post_hook(lambda *_: tables().purge())  # type: ignore[no-untyped-call] # torch leaves it untyped

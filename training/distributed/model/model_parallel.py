@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tessera.errors import UserError
+from tessera.errors import UserError, unknown_name
 from tessera.training.distributed.comm.environment import (
     ShardingEnv,
     default_env,
@@ -26,7 +26,10 @@ from tessera.training.distributed.model.shard import (
     made_plan,
     shard_parts,
 )
-from tessera.training.distributed.plan.plan_types import ShardingPlan
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ShardingPlan,
+)
 from tessera.training.distributed.plan.sharded_module import (
     ModuleSharder,
     ShardedModule,
@@ -92,7 +95,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         self._data_parallel_done = False
         self._sharders = {sharder.module_type: sharder for sharder in sharders}
         self._dmp_wrapped_module = self._sharded(module, sharders)
-        fused = [(path, own) for path, _, own in outermost(self._dmp_wrapped_module, _optimizer_of)]
+        fused = self._fused_parts()
         self._fused_optimizer = CombinedOptimizer(fused) if fused else None
         if init_parameters:
             init_parts(self._dmp_wrapped_module, self.device)
@@ -102,6 +105,64 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     def _sharded(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> nn.Module:
         """``module`` with its collections in sharded form."""
         return shard_parts(module, self.plan, self._env, self.device, sharders)
+
+    def _fused_parts(self) -> list[KeyedOptimizer | tuple[str, KeyedOptimizer]]:
+        return [(path, own) for path, _, own in outermost(self.module, _optimizer_of)]
+
+    def reshard(
+        self,
+        changed_shard_to_params: Mapping[str, tuple[float, EmbeddingModuleShardingPlan]],
+        sharded_module_fqn: str | None = None,
+    ) -> float:
+        """Move tables, with their optimizers' states, to where another plan puts them.
+
+        Every rank calls it between two steps; a training pipeline may go on.  `plan` and
+        `fused_optimizer` stay the same objects.  See
+        `tessera.training.distributed.collections.sharded_collection.ShardedCollection.update_shards` for
+        what stays as it is.
+
+        Args:
+            changed_shard_to_params: by module path, what is said to be moved in MiB, and the new
+                placements of the tables that move: what `output_sharding_plans_delta` gives.
+            sharded_module_fqn: path of the one module whose tables move; None: all that are given.
+
+        Returns:
+            What was said to be moved, in MiB.
+
+        Raises:
+            UserError: a module that is not given or not sharded, or tables that cannot be moved.
+        """
+        chosen = list(changed_shard_to_params)
+        if sharded_module_fqn is not None:
+            if sharded_module_fqn not in changed_shard_to_params:
+                raise unknown_name("sharded_module_fqn", sharded_module_fqn, chosen)
+            chosen = [sharded_module_fqn]
+        for path in chosen:
+            if path not in self.plan.plan:
+                raise unknown_name("changed_shard_to_params", path, sorted(self.plan.plan))
+        moved = 0.0
+        for path in chosen:
+            volume, changed = changed_shard_to_params[path]
+            part = self.module.get_submodule(path)
+            assert isinstance(part, ShardedModule), "the plan's modules are sharded"
+            sharder = self._sharders[part.unsharded_module_type]
+            reshard = getattr(sharder, "reshard", None)
+            if reshard is None:
+                raise UserError(
+                    f"{type(sharder).__name__} of module {path!r} has no reshard; save a checkpoint and "
+                    "load it under the other plan"
+                )
+            reshard(part, changed, self._env_for(part), self.device)
+            self.plan.plan[path].update(changed)
+            moved += volume
+        if self._fused_optimizer is not None:
+            self._fused_optimizer.replace_parts(self._fused_parts())
+        return moved
+
+    def _env_for(self, part: ShardedModule[Any, Any, Any, Any]) -> ShardingEnv:
+        """Who takes part in a sharded module of this model."""
+        del part
+        return self._env
 
     def init_data_parallel(self) -> None:
         """Wrap what every rank holds whole, once; further calls do nothing."""

@@ -149,7 +149,7 @@ class DMPCollection(DistributedModelParallel):
         """Let ``reduce_hook`` average the copies from now on."""
         self._custom_all_reduce = reduce_hook
 
-    def _env_of(self, part: ShardedModule[Any, Any, Any, Any]) -> ShardingEnv2D:
+    def _env_for(self, part: ShardedModule[Any, Any, Any, Any]) -> ShardingEnv2D:
         return self._env_of_type.get(part.unsharded_module_type, self._env)
 
     def _copied_kernels(self) -> Iterator[tuple[ShardingEnv2D, list[Kernel]]]:
@@ -165,7 +165,7 @@ class DMPCollection(DistributedModelParallel):
                 if kernel.tables[0].local_metadata is not None
             ]
             if kernels:
-                yield self._env_of(part), kernels
+                yield self._env_for(part), kernels
 
     @torch.no_grad()
     def sync(self, include_optimizer_state: bool = True) -> None:  # noqa: FBT001, FBT002 - the signature TorchRec users know

@@ -226,9 +226,18 @@ class FusedKernel(Kernel, FusedOptimizerModule):
         """The optimizer that works in the backward pass; entries are ``<table>.weight``."""
         return self._optimizer
 
+    @property
+    def steps(self) -> Tensor:
+        """How many steps the optimizer has done, a live int64 number; 0 where it does not count."""
+        return self._tables.step
+
+    def states_by_table(self) -> list[list[Tensor]]:
+        """Per shard the live tensors of its optimizer, but for the number of steps."""
+        return self._tables.states
+
     def optimizer_states(self) -> list[Tensor]:
-        """The live tensors of the fused optimizer, shard by shard, but for its number of steps."""
-        return [state for states in self._tables.states for state in states]
+        """The same of all shards."""
+        return [state for states in self.states_by_table() for state in states]
 
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
         self._hyper = self._hyper.read(self._optimizer.param_groups[0])
