@@ -1,4 +1,4 @@
-"""The tables of a sharded collection, pooled or not, and their optimizer."""
+"""The tables of a sharded collection, pooled or not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.shard_state import shard_of
 from tessera.training.distributed.tables.table_module import ShardedTable
 from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
-from tessera.training.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
-from tessera.training.optim.keyed import KeyedOptimizer
 
 
 class ShardedTables:
@@ -82,15 +80,6 @@ class ShardedTables:
         """Forget cached rows; call it after the tables were written."""
         for lookup in self._lookups:
             lookup.purge()
-
-    def fused_parts(self, prefix: str) -> list[KeyedOptimizer | tuple[str, KeyedOptimizer]]:
-        """The optimizers of the fused tables here, under ``<prefix>.<table>.weight``; never none."""
-        parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [
-            (prefix, kernel.fused_optimizer)
-            for kernel in self.kernels()
-            if isinstance(kernel, FusedOptimizerModule)
-        ]
-        return parts or [EmptyFusedOptimizer()]
 
 
 def keep_caches_in_step(module: nn.Module, tables: Callable[[], ShardedTables]) -> None:

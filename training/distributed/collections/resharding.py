@@ -32,9 +32,6 @@ from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTab
 if TYPE_CHECKING:
     from tessera.training.distributed.collections.sharded_collection import ShardedCollection
 
-Settings = dict[str, dict[str, Any]]
-"""By table, the settings of its optimizer's group, and its number of steps."""
-
 
 def reshard(
     collection: ShardedCollection[Any, Any],
@@ -79,27 +76,9 @@ def reshard(
     )
     for kernel in new_kernels:
         kernel.purge()
-    groups = collection.fused_optimizer.param_groups
-    kept_groups = {
-        id(group)
-        for part in kept.values()
-        for kernel in part.kernels()
-        if isinstance(kernel, FusedKernel)
-        for group in kernel.fused_optimizer.param_groups
-    }
-    _take_over(
-        new_kernels,
-        _all_settings(old_kernels, own_env),
-        [group for group in groups if id(group) not in kept_groups],
-    )
-    collection._parts = {**kept, **made}  # noqa: SLF001 - as above
-    collection._parts = {kind: collection._parts[kind] for kind in infos}  # noqa: SLF001 - in the plan's order
-    collection.module_sharding_plan = new_plan
-    collection._plan_number += 1  # noqa: SLF001 - as above
-    collection._install()  # noqa: SLF001 - as above
-    collection.fused_optimizer.replace_parts(
-        collection._tables.fused_parts(collection._holder)  # noqa: SLF001 - as above
-    )
+    _set_steps(old_kernels, new_kernels, left.values(), own_env, own_device)
+    parts = {**kept, **made}
+    collection._reinstall({kind: parts[kind] for kind in infos}, new_plan)  # noqa: SLF001 - as above
 
 
 def _refuse_others(parts: Iterable[ShardingPart]) -> None:
@@ -121,9 +100,7 @@ def _refuse_others(parts: Iterable[ShardingPart]) -> None:
                 )
 
 
-def _per_rank(
-    parts: Iterable[ShardingPart], world_size: int
-) -> list[list[ShardedEmbeddingTable]]:
+def _per_rank(parts: Iterable[ShardingPart], world_size: int) -> list[list[ShardedEmbeddingTable]]:
     ranks: list[list[ShardedEmbeddingTable]] = [[] for _ in range(world_size)]
     for part in parts:
         for own, tables in zip(ranks, part.sharding.layout.tables_per_rank, strict=True):
@@ -142,38 +119,23 @@ def _live(kernels: Iterable[Kernel]) -> dict[Key, LiveShard]:
     return found
 
 
-def _all_settings(kernels: Iterable[Kernel], env: ShardingEnv) -> Settings:
-    """What the optimizers of all ranks' tables are set to; a rank may get tables that it never had."""
-    own: Settings = {}
-    for kernel in kernels:
-        assert isinstance(kernel, FusedKernel), "others were refused"
-        group = {k: v for k, v in kernel.fused_optimizer.param_groups[0].items() if k != "params"}
-        for table in kernel.tables:
-            own[table.name] = {"group": group, "step": int(kernel.steps)}
-    if env.sharding_pg is None:
-        return own
-    gathered: list[Settings] = [{}] * env.world_size
-    dist.all_gather_object(gathered, own, group=env.sharding_pg)
-    return {name: told for settings in gathered for name, told in settings.items()}
-
-
-def _take_over(
-    kernels: Iterable[Kernel], settings: Settings, old_groups: list[dict[str, Any]]
+def _set_steps(
+    old: Iterable[Kernel],
+    new: Iterable[Kernel],
+    moved: Iterable[ShardingPart],
+    env: ShardingEnv,
+    device: torch.device,
 ) -> None:
-    """Set the new optimizers as the old ones were, and let old groups stand for new ones.
-
-    Who holds a group, such as a scheduler of learning rates, then sets the new one by it.
-    """
-    for kernel in kernels:
+    """Let the optimizers go on counting; a rank may get tables that it never had."""
+    names = sorted({shard.name for part in moved for shard in part.sharding.embedding_tables()})
+    steps = torch.zeros(len(names), dtype=torch.int64, device=device)
+    for kernel in old:
         assert isinstance(kernel, FusedKernel), "others were refused"
-        told = [settings[table.name] for table in kernel.tables]
-        kernel.steps.fill_(max(own["step"] for own in told))
-        groups = kernel.fused_optimizer.param_groups
-        now = {**groups[0], **told[0]["group"]}
-        if old_groups:
-            group = old_groups.pop(0)
-            group.clear()
-            group.update(now)
-            groups[0] = group
-        else:
-            groups[0].update(now)
+        for table in kernel.tables:
+            steps[names.index(table.name)] = int(kernel.steps)
+    if env.sharding_pg is not None:
+        dist.all_reduce(steps, dist.ReduceOp.MAX, group=env.sharding_pg)
+    counted = dict(zip(names, steps.tolist(), strict=True))
+    for kernel in new:
+        assert isinstance(kernel, FusedKernel), "others were refused"
+        kernel.steps.fill_(max(counted[table.name] for table in kernel.tables))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tessera.training.distributed.collections.fused_groups import FusedGroups
 from tessera.training.distributed.collections.parts import ShardedTables, keep_caches_in_step
 from tessera.training.distributed.collections.resharding import reshard
 from tessera.training.distributed.collections.sharding_part import ShardingPart
@@ -42,6 +43,7 @@ from tessera.training.distributed.sharding.interfaces import (
 )
 from tessera.training.distributed.tables.batched_kernels import Kernel
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
+from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
 from tessera.training.distributed.travel.feature_router import FeatureRouter
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList
@@ -196,7 +198,10 @@ class ShardedCollection(
         }
         self._install()
         self._tables.fill(tables_of(module.get_submodule(self._holder)))
-        self._fused_optimizer = CombinedOptimizer(self._tables.fused_parts(self._holder))
+        self._groups = FusedGroups(self._all_shards(), self._tables.kernels())
+        self._fused_optimizer = CombinedOptimizer(
+            self._groups.parts(self._holder, self._tables.kernels())
+        )
         keep_caches_in_step(self, lambda: self._tables)
 
     def _infos_of(
@@ -222,6 +227,10 @@ class ShardedCollection(
             feature_processor=self._origin.feature_processor,
         )
 
+    def _all_shards(self) -> list[ShardedEmbeddingTable]:
+        parts = self._parts.values()
+        return [shard for part in parts for shard in part.sharding.embedding_tables()]
+
     def _install(self) -> None:
         """Take the parts of `_parts` into use."""
         parts, plain = list(self._parts.values()), self._origin.plain
@@ -231,7 +240,7 @@ class ShardedCollection(
         self._tables = ShardedTables(
             list(tables_of(plain.get_submodule(self._holder))),
             [part.lookup for part in parts],
-            [shard for part in parts for shard in part.sharding.embedding_tables()],
+            self._all_shards(),
             self._env.sharding_pg,
             self._env.process_group,
         )
@@ -248,6 +257,15 @@ class ShardedCollection(
         )
         self._prepare_output(plain)
 
+    def _reinstall(self, parts: dict[str, ShardingPart], plan: EmbeddingModuleShardingPlan) -> None:
+        """Take other parts into use, which hold all that the old ones held."""
+        self._parts, self.module_sharding_plan = parts, plan
+        self._plan_number += 1
+        self._install()
+        kernels = self._tables.kernels()
+        self._groups.take(kernels)
+        self._fused_optimizer.replace_parts(self._groups.parts(self._holder, kernels))
+
     def update_shards(
         self,
         changed_sharding_params: Mapping[str, ParameterSharding],
@@ -258,9 +276,8 @@ class ShardedCollection(
 
         Every rank calls it, between two steps.  Batches that were sent before are sent once more when
         they are looked up, so a pipeline may go on.  Learning rates and numbers of steps stay as they
-        are.  `fused_optimizer` stays the same object; the settings of its groups stay the same
-        dictionaries as far as there are as many groups of tables on this rank as before.  Parameters of
-        the moved tables are new ones.
+        are.  `fused_optimizer` stays the same object, and so do its groups, which schedulers hold.
+        Parameters of the moved tables are new ones.
 
         Args:
             changed_sharding_params: new placements by table; other tables stay where they are.

@@ -129,7 +129,6 @@ class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
         registry = self.qcomm_codecs_registry
         return self._sharded(module, params, env, self.fused_params, device, registry, *self._more)
 
-
     def reshard(
         self,
         sharded_module: S,

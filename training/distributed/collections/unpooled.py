@@ -150,11 +150,7 @@ class ShardedEmbeddingCollection(
         )
 
     def _deduplicator(self, sharding: TableSharding) -> IndexDeduplicator | None:
-        if (
-            not self._deduplicates
-            or sharding.layout.pg is None
-            or sharding.strategy.replicated
-        ):
+        if not self._deduplicates or sharding.layout.pg is None or sharding.strategy.replicated:
             return None
         rows = [
             rows

@@ -153,7 +153,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
                     "load it under the other plan"
                 )
             reshard(part, changed, self._env_for(part), self.device)
-            self.plan.plan[path].update(changed)
+            self.plan.plan[path] = EmbeddingModuleShardingPlan({**self.plan.plan[path], **changed})
             moved += volume
         if self._fused_optimizer is not None:
             self._fused_optimizer.replace_parts(self._fused_parts())
