@@ -93,7 +93,7 @@ def _refuse_others(parts: Iterable[ShardingPart]) -> None:
                     "its parameters and would lose them; move it through a checkpoint"
                 )
         for kernel in part.kernels():
-            if kernel.touched is not None:
+            if kernel.touched is not None or kernel.observers:
                 raise UserError(
                     f"the trained rows of table {kernel.tables[0].name!r} are being tracked, which a move "
                     "would lose; move tables of models without a tracker"

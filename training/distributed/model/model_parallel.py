@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -38,6 +38,10 @@ from tessera.training.distributed.plan.sharded_module import (
 from tessera.training.distributed.planner.generators import get_default_sharders
 from tessera.training.optim.fused import FusedOptimizerModule
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizer
+
+if TYPE_CHECKING:
+    from tessera.training.distributed.model_tracker.model_delta_tracker import ModelDeltaTracker
+    from tessera.training.distributed.model_tracker.types import DeltaTrackerConfig
 
 
 class DistributedModelParallel(nn.Module, FusedOptimizerModule):
@@ -93,6 +97,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         self.plan = plan or made_plan(module, self._env, self.device, sharders)
         self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
         self._data_parallel_done = False
+        self._delta_tracker: ModelDeltaTracker | None = None
         self._sharders = {sharder.module_type: sharder for sharder in sharders}
         self._dmp_wrapped_module = self._sharded(module, sharders)
         fused = self._fused_parts()
@@ -159,6 +164,38 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
             self._fused_optimizer.replace_parts(self._fused_parts())
         return moved
 
+    def init_torchrec_delta_tracker(
+        self, delta_tracker_config: DeltaTrackerConfig
+    ) -> ModelDeltaTracker:
+        """The tracker of the rows that are trained on this rank, which begins now unless there is one.
+
+        Args:
+            delta_tracker_config: what it keeps, and for whom.
+
+        Raises:
+            UserError: tables that cannot be tracked so.
+        """
+        if self._delta_tracker is None:
+            # It knows the sharded collections, which not every program needs.
+            from tessera.training.distributed.model_tracker.model_delta_tracker import (  # noqa: PLC0415
+                ModelDeltaTrackerTrec,
+            )
+
+            config = delta_tracker_config
+            self._delta_tracker = ModelDeltaTrackerTrec(
+                self._dmp_wrapped_module,
+                config.consumers,
+                config.delete_on_read,
+                config.auto_compact,
+                config.tracking_mode,
+                config.fqns_to_skip,
+            )
+        return self._delta_tracker
+
+    def get_delta_tracker(self) -> ModelDeltaTracker | None:
+        """The tracker that `init_torchrec_delta_tracker` has made, if it was called."""
+        return self._delta_tracker
+
     def _env_for(self, part: ShardedModule[Any, Any, Any, Any]) -> ShardingEnv:
         """Who takes part in a sharded module of this model."""
         del part
@@ -194,7 +231,9 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         return self._fused_optimizer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model."""
+        """Run the model; a step of its delta tracker begins, if there is one."""
+        if self._delta_tracker is not None:
+            self._delta_tracker.step()
         return self._dmp_wrapped_module(*args, **kwargs)
 
     def copy(self, device: torch.device) -> DistributedModelParallel:
