@@ -26,6 +26,7 @@ from tessera.training.distributed.checkpoint import (
 )
 from tessera.training.distributed.comm import get_node_group_size, intra_and_cross_node_pg_2D
 from tessera.training.distributed.embedding import EmbeddingCollectionSharder
+from tessera.training.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from tessera.training.distributed.model_parallel import DMPCollection
 from tessera.training.distributed.types import DMPCollectionConfig
 from tests.training import test_model_parallel as whole_models
@@ -118,7 +119,7 @@ def whole(value, pg):
     return found
 
 
-def train_case(case, sync_every, with_states, size, node, successive):
+def train_case(case, *, sync_every, with_states, size, node, successive):
     """The outputs of each step on this rank, then its parts of the tables and optimizer states."""
     model = built(case, size=size, node=node, successive=successive)
     left = [p for _, p in in_backward_optimizer_filter(model.named_parameters())]
@@ -212,25 +213,30 @@ def check_case(case, per_rank, *, sync_every, with_states, size, successive):
         if step % sync_every == sync_every - 1:
             averaged(references, spread, with_states)
     for ranks, reference in zip(groups, references, strict=True):
-        wanted = dict(reference.weights)
-        for name, own in blocks.items():
-            for number in range(len(reference.states[name, 0])):
-                parts = [reference.states[name, start][number] for start, _ in own]
-                state = torch.cat(parts, 1)  # one number per row is a column here
-                key = name, f"momentum{number + 1}"
-                wanted[key] = state.flatten() if state.size(1) == 1 else state
-        held = dict.fromkeys(wanted, 0)
-        for rank in ranks:
-            for key, parts in {**per_rank[rank][1], **per_rank[rank][2]}.items():
-                for offsets, found in parts:
-                    places = zip(offsets, found.shape, strict=True)
-                    expected = wanted[key][tuple(slice(o, o + size) for o, size in places)]
-                    check_close(found, expected, f"{key} {case.plan}", **bounds)
-                    held[key] += found.numel()
-        # Every number is in the group, once; and on every rank of what is not spread.
-        for key, value in wanted.items():
-            table = key if isinstance(key, str) else key[0]
-            assert held[key] == value.numel() * (len(ranks) if table in replicated else 1)
+        check_group(reference, [per_rank[rank] for rank in ranks], replicated, bounds)
+
+
+def check_group(reference, results, replicated, bounds):
+    """Hold what the ranks of a group have against whole tables and states."""
+    wanted = dict(reference.weights)
+    for name, own in reference.blocks.items():
+        for number in range(len(reference.states[name, 0])):
+            parts = [reference.states[name, start][number] for start, _ in own]
+            state = torch.cat(parts, 1)  # one number per row is a column here
+            key = name, f"momentum{number + 1}"
+            wanted[key] = state.flatten() if state.size(1) == 1 else state
+    held = dict.fromkeys(wanted, 0)
+    for _, tables, states in results:
+        for key, parts in {**tables, **states}.items():
+            for offsets, found in parts:
+                places = zip(offsets, found.shape, strict=True)
+                expected = wanted[key][tuple(slice(o, o + size) for o, size in places)]
+                check_close(found, expected, f"{key} {reference.case.plan}", **bounds)
+                held[key] += found.numel()
+    # Every number is in the group, once; and on every rank of what is not spread.
+    for key, value in wanted.items():
+        table = key if isinstance(key, str) else key[0]
+        assert held[key] == value.numel() * (len(results) if table in replicated else 1)
 
 
 @pytest.mark.parametrize(
@@ -482,6 +488,4 @@ def refused():
 def test_what_does_not_fit_is_refused_and_a_plan_is_made_for_one_group():
     run_on_ranks(WORLD, refused)
     with pytest.raises(ValueError, match="module is Sharded"):
-        from tessera.training.distributed.embeddingbag import ShardedEmbeddingBagCollection
-
         DMPCollectionConfig(ShardedEmbeddingBagCollection, ShardingPlan({}), 2)

@@ -42,7 +42,9 @@ class Tower(nn.Module):
         )
         self.tables = kind(
             [
-                config(num_embeddings=TABLE_ROWS[name], embedding_dim=4, name=name, feature_names=own)
+                config(
+                    num_embeddings=TABLE_ROWS[name], embedding_dim=4, name=name, feature_names=own
+                )
                 for name, own in FEATURES.items()
             ]
         )
@@ -61,9 +63,7 @@ def built(*, pooled, optimizer="exact_row_wise_adagrad", place=None, kernel="fus
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     plan = sharding_plan.construct_module_sharding_plan(
         model.tables,
-        dict.fromkeys(
-            FEATURES, place or sharding_plan.table_wise(rank=0, compute_kernel=kernel)
-        ),
+        dict.fromkeys(FEATURES, place or sharding_plan.table_wise(rank=0, compute_kernel=kernel)),
         sharder,
         local_size=ranks,
         world_size=ranks,
@@ -98,6 +98,20 @@ def states_of(model, mode):
             last = mode is TrackingMode.MOMENTUM_LAST and own.dim() == 2
             found[name] = own.norm(dim=1) if last else own
     return found
+
+
+def check_told(rows, holder, waiting, now, mode):
+    """Hold what a consumer was told against what waits for it, which is told then."""
+    for name, expected in waiting.items():
+        found = rows[f"{holder}.{name}"]
+        assert found.ids.tolist() == sorted(expected)
+        for place, row in enumerate(found.ids.tolist()):
+            state = expected[row]
+            if mode in {TrackingMode.ROWWISE_ADAGRAD, TrackingMode.MOMENTUM_DIFF}:
+                state = now[name][row] - state
+            if state is not None:
+                assert torch.equal(found.states[place], state)
+        expected.clear()
 
 
 @pytest.mark.parametrize("auto_compact", [False, True])
@@ -143,17 +157,7 @@ def test_each_consumer_is_told_of_every_row_once(
         model(features).backward()
         now = states_of(model, mode)
         for consumer in told.get(step, ""):
-            rows = tracker.get_unique(consumer)
-            for name, expected in waiting[consumer].items():
-                found = rows[f"{holder}.{name}"]
-                assert found.ids.tolist() == sorted(expected)
-                for place, row in enumerate(found.ids.tolist()):
-                    state = expected[row]
-                    if mode in {TrackingMode.ROWWISE_ADAGRAD, TrackingMode.MOMENTUM_DIFF}:
-                        state = now[name][row] - state
-                    if state is not None:
-                        assert torch.equal(found.states[place], state)
-                expected.clear()
+            check_told(tracker.get_unique(consumer), holder, waiting[consumer], now, mode)
     kept = sum(len(own) for own in tracker.store.per_fqn_lookups.values())
     assert (kept == 0) == delete_on_read
     assert all(len(own) == 0 for own in tracker.get_unique_ids("x").values())

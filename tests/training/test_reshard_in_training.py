@@ -341,7 +341,7 @@ def states_of(results):
                 found[name] = value
                 continue
             for offsets, part in value:
-                found[name, *offsets] = part
+                found[(name, *offsets)] = part
     return found
 
 
@@ -374,7 +374,7 @@ def refused():
     device, env = rank_device(), ShardingEnv.from_process_group(dist.group.WORLD)
     module = shard(case)
     own = module.module_sharding_plan
-    with pytest.raises(UserError, match="changed_sharding_params is 'bog'; .*did you mean big"):
+    with pytest.raises(UserError, match=r"changed_sharding_params is 'bog'; .*did you mean big"):
         module.update_shards({"bog": own["big"]})
     with pytest.raises(UserError, match="device is meta and the collection is on"):
         module.update_shards({}, env, torch.device("meta"))
@@ -388,7 +388,7 @@ def refused():
     before = local_shards(module)
     module.update_shards({"mean": rows["mean"]})  # others of its type move along
     DeltaTracker.of(module)
-    with pytest.raises(UserError, match="trained rows of table '(big|mean)' are being tracked"):
+    with pytest.raises(UserError, match=r"trained rows of table '(big|mean)' are being tracked"):
         module.update_shards({"mean": own["mean"]})
     assert torch.equal(local_shards(module)["small"][0][2], before["small"][0][2])
     with pytest.raises(UserError, match="give plans of the same tables"):

@@ -33,6 +33,6 @@ class DMPCollectionConfig:
 
     def __post_init__(self) -> None:
         if issubclass(self.module, ShardedModule):
-            raise ValueError(
+            raise ValueError(  # noqa: TRY004 - a type that is given as a value
                 f"module is {self.module.__name__}, a sharded module; give the type of the plain one"
             )

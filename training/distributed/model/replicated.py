@@ -138,7 +138,7 @@ class DMPCollection(DistributedModelParallel):
 
     def _sharded(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> nn.Module:
         envs = dict(self._env_of_type)
-        return shard_parts(module, self.plan, self._env, self.device, sharders, envs)
+        return shard_parts(module, self.plan, self._env, self.device, sharders, env_of_type=envs)
 
     @property
     def device_mesh(self) -> DeviceMesh:

@@ -123,6 +123,7 @@ def shard_parts(
     env: ShardingEnv,
     device: torch.device,
     sharders: Sequence[ModuleSharder[Any]],
+    *,
     env_of_type: Mapping[type[nn.Module], ShardingEnv] | None = None,
 ) -> nn.Module:
     """Replace the modules that ``plan`` names, and no others, by their sharded form.

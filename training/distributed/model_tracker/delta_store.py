@@ -64,7 +64,7 @@ class DeltaStoreTrec(DeltaStore):
 
     def __init__(
         self,
-        updateMode: UpdateMode = UpdateMode.NONE,  # noqa: N803 - the name TorchRec users know
+        updateMode: UpdateMode = UpdateMode.NONE,
     ) -> None:
         self._mode = updateMode
         self.per_fqn_lookups: dict[str, list[IndexedLookup]] = {}
@@ -98,7 +98,7 @@ class DeltaStoreTrec(DeltaStore):
         """
         if start_idx >= end_idx:
             raise ValueError(f"start_idx is {start_idx}; give a step before end_idx, {end_idx}")
-        for fqn, lookups in self.per_fqn_lookups.items():
+        for lookups in self.per_fqn_lookups.values():
             first, last = _span(lookups, start_idx, end_idx)
             if last - first > 1:
                 rows = self._unique(lookups[first:last])

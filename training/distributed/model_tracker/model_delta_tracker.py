@@ -189,7 +189,9 @@ class ModelDeltaTrackerTrec(ModelDeltaTracker):
         counts = kjt.length_per_key()
         ids_by_feature = kjt.values().split_with_sizes(counts)
         vectors = (
-            states.split_with_sizes(counts) if self._mode is TrackingMode.EMBEDDING else [None] * len(counts)
+            states.split_with_sizes(counts)
+            if self._mode is TrackingMode.EMBEDDING
+            else [None] * len(counts)
         )
         place = 0
         for table, path in enumerate(self._paths[emb_module]):
