@@ -206,7 +206,7 @@ def _average_over(tensors: list[Tensor], pg: dist.ProcessGroup) -> None:
     options = dist.AllreduceCoalescedOptions()
     # Gloo, which carries tensors on the CPU, has no mean.
     has_mean = tensors[0].is_cuda
-    options.reduceOp = dist.ReduceOp.AVG if has_mean else dist.ReduceOp.SUM
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if has_mean else dist.ReduceOp.SUM)
     pg.allreduce_coalesced(tensors, options).wait()
     if not has_mean:
         for tensor in tensors:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError, unknown_name
 from tessera.training.distributed.collections.pooled import ShardedEmbeddingBagCollection
-from tessera.training.distributed.collections.sharded_collection import ShardedCollection
 from tessera.training.distributed.collections.unpooled import ShardedEmbeddingCollection
 from tessera.training.distributed.model_tracker.delta_store import DeltaStoreTrec
 from tessera.training.distributed.model_tracker.types import (
@@ -128,7 +127,9 @@ class ModelDeltaTrackerTrec(ModelDeltaTracker):
     def _skips(self, path: str) -> bool:
         return not self._skipped.isdisjoint(path.split("."))
 
-    def _track(self, path: str, module: ShardedCollection[object, object]) -> None:  # type: ignore[type-var] # whatever its context is
+    def _track(
+        self, path: str, module: ShardedEmbeddingCollection | ShardedEmbeddingBagCollection
+    ) -> None:
         if self._mode is TrackingMode.EMBEDDING and not isinstance(
             module, ShardedEmbeddingCollection
         ):
@@ -145,13 +146,13 @@ class ModelDeltaTrackerTrec(ModelDeltaTracker):
         for kernel in module.table_kernels():
             paths = [f"{holder}.{table.name}" for table in kernel.tables]
             own = [name if name in self._features else None for name in paths]
-            for name in own:
-                if name in seen and self._mode is not TrackingMode.ID_ONLY:
+            for tracked in own:
+                if tracked in seen and self._mode is not TrackingMode.ID_ONLY:
                     raise UserError(
-                        f"{name} has several shards on this rank, whose states are not one's; use "
+                        f"{tracked} has several shards on this rank, whose states are not one's; use "
                         "TrackingMode.ID_ONLY, or place it otherwise"
                     )
-                seen.update([] if name is None else [name])
+                seen.update([] if tracked is None else [tracked])
             self._check_kernel(kernel)
             self._paths[kernel] = own
             kernel.observers.append(self._record)
