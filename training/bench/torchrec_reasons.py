@@ -25,8 +25,6 @@ _SERVING = "models are packaged and served by `tessera package-model` and `tesse
 _INSIDE = "a helper that TorchRec's own modules call"
 
 ELSEWHERE: dict[str, str] = {
-    "distributed.model_tracker.model_delta_tracker.ModelDeltaTracker": "`distributed.tables.delta_tracker`",
-    "distributed.model_tracker.model_delta_tracker.ModelDeltaTrackerTrec": "`distributed.tables.delta_tracker`",
     "distributed.planner.estimator.estimator.EmbeddingPerfEstimator": "`distributed.planner.shard_estimators`",
     "optim.rowwise_adagrad.adagrad": "the class `RowWiseAdagrad` beside it",
     "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor": "the constructor checks its fields",
@@ -66,7 +64,7 @@ REASONS: list[tuple[str, str]] = [
     ),
     (
         r"distributed\.sharding\.dynamic_sharding\..*",
-        "save a checkpoint and load it under another plan",
+        "tables are moved by `distributed.collections.shard_moves`, in one all-to-all",
     ),
     (r"distributed\.sharding\..*", _STRATEGIES),
     (r"distributed\.planner\.(estimator|shard_estimators)\..*", _ESTIMATES),
@@ -101,7 +99,7 @@ REASONS: list[tuple[str, str]] = [
     ),
     (
         r"distributed\.model_tracker\..*",
-        "what an update needs is in `distributed.tables.delta_tracker`",
+        "the ids before a hash-based map, by its row, are in the map itself",
     ),
     (
         r"distributed\.(quant_state|infer_utils|quant_embedding|quant_embeddingbag|sharded_relay_utils|memory_stashing|global_settings|shards_wrapper|embedding_dim_bucketer)\..*",
@@ -112,12 +110,16 @@ REASONS: list[tuple[str, str]] = [
         "collections over ranks are fused when they are sharded; `optim.apply_optimizer_in_backward` says with which optimizer",
     ),
     (
-        r"distributed\.model_parallel\.(DMPCollection|HybridEvalDMP)|distributed\.comm\..*|distributed\.types\.(DMPCollection\w+|ShardingEnv2D)",
-        "copies of sharded models (2D parallelism) are not here",
+        r"distributed\.model_parallel\.HybridEvalDMP",
+        "a model is evaluated where it is trained",
     ),
     (
-        r"distributed\.types\.ShardingStrategy",
-        "for copies of sharded models (2D parallelism), which are not here",
+        r"distributed\.comm\.get_topology_\w+",
+        "strategies know nodes, not groups of nodes with links of their own",
+    ),
+    (
+        r"distributed\.types\.(DMPCollectionContext|ShardingStrategy)",
+        "every copy of a shard is held whole; a `DMPCollection` keeps its groups to itself",
     ),
     (
         r"distributed\.(collective_utils|comm_ops|dist_data|embedding|embeddingbag|embedding_lookup|embedding_sharding|embedding_types|fbgemm_qcomm_codec|fp_embeddingbag|sharding_plan|types|utils)\.(?!ShardingPlanner|init_parameters|optimizer_type_to_emb_opt_type).*",

@@ -11,6 +11,7 @@ from tessera.training.distributed.model.model_parallel import (
     DistributedModelParallel as DistributedModelParallel, get_module as get_module,
     get_unwrapped_module as get_unwrapped_module,
 )
+from tessera.training.distributed.model.replicated import DMPCollection as DMPCollection
 from tessera.training.distributed.planner.generators import (
     get_default_sharders as get_default_sharders,
 )

@@ -14,6 +14,10 @@ from tessera.training.distributed.comm.codec_types import (
 from tessera.training.distributed.comm.environment import (
     ShardingEnv as ShardingEnv, rank_device as rank_device,
 )
+from tessera.training.distributed.comm.environment_2d import ShardingEnv2D as ShardingEnv2D
+from tessera.training.distributed.model.replica_config import (
+    DMPCollectionConfig as DMPCollectionConfig,
+)
 from tessera.training.distributed.plan.plan_types import (
     BoundsCheckMode as BoundsCheckMode, CacheAlgorithm as CacheAlgorithm,
     CacheParams as CacheParams, ComputeKernel as ComputeKernel,

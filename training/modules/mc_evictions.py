@@ -160,6 +160,22 @@ class MCHEvictionPolicy(ABC):
             ``[E]`` places to give up, and ``[E]`` which of the ``U`` sorted ids get them.
         """
 
+    def scores_of(
+        self, current_iter: int, ids: Tensor, mch_metadata: Mapping[str, Tensor]
+    ) -> Tensor:
+        """One number for each id of a map that is too small for all: the highest stay.
+
+        Args:
+            current_iter: the step.
+            ids: ``[n]``, ascending.
+            mch_metadata: what is remembered of each, ``[n]``.
+
+        Returns:
+            ``[n]``; all alike unless a policy says otherwise.
+        """
+        del current_iter, mch_metadata
+        return torch.zeros_like(ids)
+
 
 class _ScoringPolicy(MCHEvictionPolicy):
     """Remembers how often ids came, when they came last, or both; a subclass scores them by that.
@@ -215,6 +231,13 @@ class _ScoringPolicy(MCHEvictionPolicy):
     @abstractmethod
     def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
         """One number for each id, of what is remembered of it: the higher, the longer it stays."""
+
+    def scores_of(
+        self, current_iter: int, ids: Tensor, mch_metadata: Mapping[str, Tensor]
+    ) -> Tensor:
+        """The scores by which ids are given rows."""
+        del ids
+        return self._scores(current_iter, mch_metadata)
 
     def update_metadata_and_generate_eviction_scores(  # noqa: PLR0917 - the signature TorchRec users know
         self,

@@ -97,17 +97,20 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Forget all ids."""
+        """Forget all ids, and how many steps there were."""
+        self._reset_map()
+        self._current_iter_tensor.zero_()
+        self._current_iter = None
+        self._history.clear()
+        self._evicted.clear()
+
+    def _reset_map(self) -> None:
         self._mch_sorted_raw_ids.fill_(MAX_ID)
         first = self._output_global_offset
         rows = torch.arange(first, first + self._zch_size, device=self.device)
         self._mch_remapped_ids_mapping.copy_(rows)
         for name in self._metadata:
             self.get_buffer(f"_mch_{name}").zero_()
-        self._current_iter_tensor.zero_()
-        self._current_iter = None
-        self._history.clear()
-        self._evicted.clear()
 
     def preprocess(self, features: Features) -> Features:
         """The ids after ``input_hash_func``, if there is one."""
@@ -241,8 +244,59 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             raise UserError(
                 f"the state of managed collision module {self._name or 'without a name'} does not "
                 f"map to rows {first} to {first + Z - 1}, with the last one for unknown ids; load it "
-                "on as many ranks as it was saved on, or on a number that divides theirs"
+                "on as many ranks as it was saved on, or on a number that divides theirs; a sharded "
+                "checkpoint (load_checkpoint) gives ids rows of other ranks"
             )
+
+    def saved_segments(self) -> list[int]:
+        """The row at which each part of the table began where the state was saved, and the end."""
+        return [row for row in self._output_segments_tensor.tolist() if row >= 0]
+
+    def pairs(self) -> Tensor:
+        """The ids in the map, their rows and what the policy remembers of them, ``[P, 2 + M]`` int64."""
+        ids = self._mch_sorted_raw_ids
+        metadata = [self.get_buffer(f"_mch_{name}") for name in self._metadata]
+        return torch.stack([ids, self._mch_remapped_ids_mapping, *metadata], 1)[ids != MAX_ID]
+
+    @torch.no_grad()
+    def take_pairs(self, pairs: Tensor) -> Tensor:
+        """Put other pairs into the map; rows of other parts of the table are replaced by own ones.
+
+        Of more ids than rows those stay that the policy scores highest; of equal ones the smaller ids.
+
+        Args:
+            pairs: as `pairs` gives them, of this and other parts; no id is there twice.
+
+        Returns:
+            ``[Z]`` int64: of each row of this part, the row that its id had; of a row without an id the
+            row itself.
+        """
+        first, K = self._output_global_offset, self._zch_size - 1
+        pairs = pairs[pairs[:, 0].argsort()]
+        if len(pairs) > K:
+            metadata = {name: pairs[:, 2 + place] for place, name in enumerate(self._metadata)}
+            step = int(self._current_iter_tensor.item())
+            scores = self._eviction_policy.scores_of(step, pairs[:, 0], metadata)
+            pairs = pairs[scores.argsort(descending=True, stable=True)[:K].sort().values]
+        had = pairs[:, 1]
+        stays = (had >= first) & (had < first + K)
+        is_open = torch.ones(K, dtype=torch.bool, device=had.device)
+        is_open[had[stays] - first] = False
+        free = is_open.nonzero().flatten() + first
+        rows = had.clone()
+        rows[~stays] = free[: int((~stays).sum())]
+        self._reset_map()
+        count = len(pairs)
+        source = self._mch_remapped_ids_mapping.clone()
+        source[rows - first] = had
+        left = free[int((~stays).sum()) :]
+        self._mch_sorted_raw_ids[:count] = pairs[:, 0]
+        self._mch_remapped_ids_mapping[:K] = torch.cat([rows, left])
+        for place, name in enumerate(self._metadata):
+            self.get_buffer(f"_mch_{name}")[:count] = pairs[:, 2 + place]
+        own = torch.tensor(self._output_segments, device=self.device)
+        self._output_segments_tensor.fill_(-1)[: own.numel()] = own
+        return source
 
     @torch.no_grad()
     def purge(self) -> None:

@@ -23,9 +23,20 @@ class CombinedOptimizer(KeyedOptimizer):
     """
 
     def __init__(self, optims: Iterable[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
+        groups, states = self._combine(optims)
+        super().__init__(self._named(), ChainMap(*states), groups)
+
+    def _combine(
+        self, optims: Iterable[KeyedOptimizer | tuple[str, KeyedOptimizer]]
+    ) -> tuple[list[dict[str, Any]], list[State]]:
+        """Take the optimizers; return their groups and states."""
         self._optims = [pair if isinstance(pair, tuple) else ("", pair) for pair in optims]
         if not self._optims:
             raise ValueError("optims is empty; give at least one optimizer")
+        groups = [group for _, optim in self._optims for group in optim.param_groups]
+        return groups, [cast("State", optim.state) for _, optim in self._optims]
+
+    def _named(self) -> dict[str, Tensor]:
         params: dict[str, Tensor] = {}
         for prefix, optim in self._optims:
             for name, parameter in optim.params.items():
@@ -33,9 +44,14 @@ class CombinedOptimizer(KeyedOptimizer):
                 if full in params:
                     raise ValueError(f"two optimizers hold parameter {full!r}; prefix one of them")
                 params[full] = parameter
-        groups = [group for _, optim in self._optims for group in optim.param_groups]
-        states = [cast("State", optim.state) for _, optim in self._optims]
-        super().__init__(params, ChainMap(*states), groups)
+        return params
+
+    def replace_parts(self, optims: Iterable[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
+        """Stand for other optimizers from now on; arguments and errors as of the constructor."""
+        groups, states = self._combine(optims)
+        self.params = self._named()
+        self.state = ChainMap(*states)  # type: ignore[assignment] # torch annotates its default, a defaultdict
+        self.param_groups[:] = groups
 
     def _add_named_group(self, _group: dict[str, Any], /) -> None:
         raise ValueError(

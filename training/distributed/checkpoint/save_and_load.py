@@ -165,11 +165,13 @@ def load_checkpoint(
         fill(saved, content, plain["columns"])
         if optimizer is not None:
             _load_plain(optimizer, plain, content)
-        forget_state_before(model)
         extra: dict[str, Any] = plain["extra"]
         return extra
 
-    return together(group, load)
+    extra = together(group, load)
+    # After all have loaded: ranks may exchange what they have loaded.
+    together(group, lambda: forget_state_before(model))
+    return extra
 
 
 def load_whole_states(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> None:

@@ -134,6 +134,20 @@ class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[Keyed
         parts = self._embedding_bag_collection.fused_optimizer
         return CombinedOptimizer([("_embedding_bag_collection", parts)])
 
+    def update_shards(
+        self,
+        changed_sharding_params: Mapping[str, ParameterSharding],
+        env: ShardingEnv | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Move tables; see `ShardedCollection.update_shards`.
+
+        Raises:
+            ValueError: a placement does not go with the processors.
+        """
+        _grouped(self._feature_processors, changed_sharding_params)
+        self._embedding_bag_collection.update_shards(changed_sharding_params, env, device)
+
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         """The tables'; the processors' parameters are alike on all ranks."""
         inner = "_embedding_bag_collection"

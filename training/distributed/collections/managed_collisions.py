@@ -23,16 +23,21 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 
 from tessera.errors import UserError
+from tessera.training.distributed.collections.mc_moves import fits_without_moves, spread_map
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.ids import LocalSparseFeaturesDist, RwSparseFeaturesDist
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
+from tessera.training.distributed.tables.batched_kernels import Kernel
 from tessera.training.distributed.tables.shard_state import sharded_tensor
 from tessera.training.distributed.travel.sequence_vectors import SequenceEmbeddingsAllToAll
 from tessera.training.modules.mc_base import ManagedCollisionModule
-from tessera.training.modules.mc_modules import ManagedCollisionCollection
+from tessera.training.modules.mc_modules import (
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -65,6 +70,11 @@ class ShardedManagedCollisionCollection(nn.Module):
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
+        if env.sharding_pg is not env.process_group:
+            raise UserError(
+                "managed collisions in 2D parallelism: each sharding group would map ids to rows of its own, "
+                "whose averages belong to no id; train the collection in a DistributedModelParallel"
+            )
         self._device, self._pg = device or torch.device("cpu"), env.process_group
         self.need_preprocess = module.need_preprocess
         (sharding,) = _only_by_rows(embedding_shardings, env)
@@ -170,6 +180,34 @@ class ShardedManagedCollisionCollection(nn.Module):
 
     def _first_row(self, table: str) -> int:
         return self._bounds[table][self._sharding.layout.world.rank]
+
+    def spread(self, kernels: Sequence[Kernel]) -> None:
+        """Give ids rows of the ranks that they belong to, where a loaded state was saved on other ranks.
+
+        Every rank calls it, after the maps and the tables were loaded whole.
+
+        Args:
+            kernels: hold the tables' blocks of this rank.
+
+        Raises:
+            UserError: see `spread_map`.
+        """
+        for table, bounds in self._bounds.items():
+            part = self._part_of(table)
+            if (
+                self._pg is None
+                or not isinstance(part, MCHManagedCollisionModule)
+                or fits_without_moves(part, bounds)
+            ):
+                continue
+            places = [
+                (kernel, place)
+                for kernel in kernels
+                for place, shard in enumerate(kernel.tables)
+                if shard.name == table
+            ]
+            ((kernel, place),) = places
+            spread_map(part, kernel, place, bounds, self._pg)
 
     def evict(self) -> dict[str, Tensor | None]:
         """By table the rows, among those that are here, that got another id."""

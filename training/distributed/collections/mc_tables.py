@@ -187,6 +187,16 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         """What holds the shards of this rank."""
         return self._embedding_module.table_kernels()
 
+    def purge(self) -> None:
+        """Give ids rows of the ranks that they belong to, after a checkpoint was loaded; every rank calls it.
+
+        Nothing happens, and nothing travels, unless the checkpoint was saved on ranks with other blocks.
+        """
+        tables = self._embedding_module._tables  # noqa: SLF001 - this module's own
+        tables.purge()
+        self._managed_collision_collection.spread(tables.kernels())
+        tables.purge()
+
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         """The names of the tables' shards and of the maps' parts, which differ from rank to rank."""
         for name, part in self.named_children():

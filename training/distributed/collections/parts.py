@@ -1,8 +1,8 @@
-"""The tables of a sharded collection, pooled or not, and their optimizer."""
+"""The tables of a sharded collection, pooled or not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,6 @@ from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.shard_state import shard_of
 from tessera.training.distributed.tables.table_module import ShardedTable
 from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
-from tessera.training.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
-from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 
 class ShardedTables:
@@ -25,7 +23,8 @@ class ShardedTables:
         names: of all tables, in the collection's order.
         lookups: of this rank.
         shards: of all ranks.
-        pg: the ranks; None: all tables are whole here.
+        pg: the ranks that tables are spread over; None: all tables are whole here.
+        replicas: the ranks that hold copies of those that are not spread; None: the same.
     """
 
     def __init__(
@@ -34,8 +33,9 @@ class ShardedTables:
         lookups: Sequence[GroupedLookup],
         shards: Sequence[ShardedEmbeddingTable],
         pg: dist.ProcessGroup | None,
+        replicas: dist.ProcessGroup | None = None,
     ) -> None:
-        self._lookups, self._pg = list(lookups), pg
+        self._lookups, self._replicas = list(lookups), replicas or pg
         here: dict[str, list[tuple[ShardedEmbeddingTable, nn.Parameter]]] = {}
         for lookup in lookups:
             for table, values in lookup.table_shards():
@@ -63,8 +63,8 @@ class ShardedTables:
                 else:
                     # .data: autograd would take a change that it sees for an error.
                     values.data.copy_(shard_of(source, shard.local_metadata))
-                if self._pg is not None and shard.local_metadata is None:
-                    dist.broadcast(values.data, group=self._pg, group_src=0)
+                if self._replicas is not None and shard.local_metadata is None:
+                    dist.broadcast(values.data, group=self._replicas, group_src=0)
         self.purge()
 
     def kernels(self) -> list[Kernel]:
@@ -81,16 +81,8 @@ class ShardedTables:
         for lookup in self._lookups:
             lookup.purge()
 
-    def keep_caches_in_step(self, module: nn.Module) -> None:
-        """Let reading and writing the state of ``module``, which holds the tables, see to caches."""
-        module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call] # torch leaves it untyped
-        module.register_load_state_dict_post_hook(lambda *_: self.purge())  # type: ignore[no-untyped-call] # torch leaves it untyped
 
-    def fused_optimizer(self, prefix: str) -> CombinedOptimizer:
-        """The optimizer of the fused tables here, under ``<prefix>.<table>.weight``."""
-        parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [
-            (prefix, kernel.fused_optimizer)
-            for kernel in self.kernels()
-            if isinstance(kernel, FusedOptimizerModule)
-        ]
-        return CombinedOptimizer(parts or [EmptyFusedOptimizer()])
+def keep_caches_in_step(module: nn.Module, tables: Callable[[], ShardedTables]) -> None:
+    """Let reading and writing the state of ``module``, which holds the tables, see to caches."""
+    module.register_state_dict_pre_hook(lambda *_: tables().flush())  # type: ignore[no-untyped-call] # torch leaves it untyped
+    module.register_load_state_dict_post_hook(lambda *_: tables().purge())  # type: ignore[no-untyped-call] # torch leaves it untyped

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tessera.training.distributed.collections.parts import ShardedTables
+from tessera.training.distributed.collections.fused_groups import FusedGroups
+from tessera.training.distributed.collections.parts import ShardedTables, keep_caches_in_step
+from tessera.training.distributed.collections.resharding import reshard
+from tessera.training.distributed.collections.sharding_part import ShardingPart
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.comm.replicas import replicas
-from tessera.training.distributed.plan.plan_types import ParameterSharding
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+)
 from tessera.training.distributed.plan.sharded_module import (
     CompIn,
     DistOut,
@@ -29,18 +35,15 @@ from tessera.training.distributed.sharding.creation import (
     create_sharding_infos_by_sharding,
     tables_of,
 )
-from tessera.training.distributed.sharding.embedding_sharding import (
-    EmbeddingSharding,
-    TableSharding,
-)
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingContext,
+    EmbeddingShardingInfo,
     ModuleShardingMixIn,
 )
-from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.batched_kernels import Kernel
-from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
+from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
 from tessera.training.distributed.travel.feature_router import FeatureRouter
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList
@@ -95,9 +98,21 @@ class CollectionContext(Multistreamable):
     """Holds what the steps of one batch share."""
 
     sharding_contexts: list[Any]  # one per sharding
+    # What was sent, and which of the collection's plans it was sent under.
+    sent: tuple[KeyedJaggedTensor, int] | None = None
 
 
 Ctx = TypeVar("Ctx", bound=CollectionContext)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a collection was made of, without its tables' memory; apart from it, so that nothing gets a name."""
+
+    plain: EmbeddingBagCollection | EmbeddingCollection
+    fused_params: Mapping[str, Any] | None
+    codecs: dict[str, QuantizedCommCodecs] | None
+    feature_processor: BaseGroupedFeatureProcessor | None
 
 
 class VectorsAwaitable(LazyAwaitable[Out]):
@@ -170,61 +185,114 @@ class ShardedCollection(
         feature_processor: BaseGroupedFeatureProcessor | None = None,
     ) -> None:
         super().__init__(qcomm_codecs_registry)
-        self._device = device = device or torch.device("cpu")
-        infos = create_sharding_infos_by_sharding(
-            module,
-            table_name_to_parameter_sharding,
-            fused_params=fused_params,
-            world_size=env.world_size,
-            device=device,
-            has_feature_processor=feature_processor is not None,
+        self._device = device or torch.device("cpu")
+        self._env = env
+        self._origin = _Origin(
+            _without_memory(module), fused_params, qcomm_codecs_registry, feature_processor
         )
-        self._shardings: dict[str, TableSharding] = {
-            kind: EmbeddingSharding(
-                strategy_of(kind),
-                own,
-                env,
-                device,
-                qcomm_codecs_registry,
-                is_sequence=self._is_sequence,
-                permute_embeddings=not self._is_sequence,
-            )
-            for kind, own in infos.items()
+        self.module_sharding_plan = EmbeddingModuleShardingPlan(table_name_to_parameter_sharding)
+        self._plan_number = 0
+        self._parts = {
+            kind: self._part(kind, own)
+            for kind, own in self._infos_of(self.module_sharding_plan).items()
         }
-        parts = list(self._shardings.values())
-        lookups = [
-            cast(
-                "GroupedLookup", sharding.create_lookup(device, feature_processor=feature_processor)
-            )
-            for sharding in parts
-        ]
-        tables = tables_of(module.get_submodule(self._holder))
+        self._install()
+        self._tables.fill(tables_of(module.get_submodule(self._holder)))
+        self._groups = FusedGroups(self._all_shards(), self._tables.kernels())
+        self._fused_optimizer = CombinedOptimizer(
+            self._groups.parts(self._holder, self._tables.kernels())
+        )
+        keep_caches_in_step(self, lambda: self._tables)
+
+    def _infos_of(
+        self, plan: Mapping[str, ParameterSharding]
+    ) -> dict[str, list[EmbeddingShardingInfo]]:
+        return create_sharding_infos_by_sharding(
+            self._origin.plain,
+            plan,
+            fused_params=self._origin.fused_params,
+            world_size=self._env.world_size,
+            device=self._device,
+            has_feature_processor=self._origin.feature_processor is not None,
+        )
+
+    def _part(self, kind: str, infos: list[EmbeddingShardingInfo]) -> ShardingPart:
+        return ShardingPart.made(
+            kind,
+            infos,
+            self._env,
+            self._device,
+            self._origin.codecs,
+            is_sequence=self._is_sequence,
+            feature_processor=self._origin.feature_processor,
+        )
+
+    def _all_shards(self) -> list[ShardedEmbeddingTable]:
+        parts = self._parts.values()
+        return [shard for part in parts for shard in part.sharding.embedding_tables()]
+
+    def _install(self) -> None:
+        """Take the parts of `_parts` into use."""
+        parts, plain = list(self._parts.values()), self._origin.plain
+        self._shardings: dict[str, TableSharding] = {
+            kind: part.sharding for kind, part in self._parts.items()
+        }
         self._tables = ShardedTables(
-            list(tables),
-            lookups,
-            [shard for sharding in parts for shard in sharding.embedding_tables()],
-            env.process_group,
+            list(tables_of(plain.get_submodule(self._holder))),
+            [part.lookup for part in parts],
+            self._all_shards(),
+            self._env.sharding_pg,
+            self._env.process_group,
         )
         self.add_module(self._holder, nn.ModuleDict(self._tables.modules))
-        self._tables.fill(tables)
-        self._lookups = [
-            # The gradients of replicas are averaged over the ranks.
-            replicas(lookup, env.process_group, device)
-            if sharding.strategy.replicated and env.process_group is not None
-            else lookup
-            for sharding, lookup in zip(parts, lookups, strict=True)
-        ]
-        self._fused_optimizer = self._tables.fused_optimizer(self._holder)
-        self._input_dists = [sharding.create_input_dist(device) for sharding in parts]
-        self._output_dists = [sharding.create_output_dist(device) for sharding in parts]
-        weighted = isinstance(module, EmbeddingBagCollection) and module.is_weighted()
+        # In place: a module around this one shows the same lists.
+        self._lookups[:] = [part.as_called for part in parts]
+        self._input_dists[:] = [part.input_dist for part in parts]
+        self._output_dists[:] = [part.output_dist for part in parts]
+        weighted = isinstance(plain, EmbeddingBagCollection) and plain.is_weighted()
         self._router = FeatureRouter(
-            [sharding.feature_names() for sharding in parts],
+            [part.sharding.feature_names() for part in parts],
             # A processor makes the weights where the rows are.
-            is_weighted=weighted and feature_processor is None,
+            is_weighted=weighted and self._origin.feature_processor is None,
         )
-        self._tables.keep_caches_in_step(self)
-        self._prepare_output(module)
+        self._prepare_output(plain)
+
+    def _reinstall(self, parts: dict[str, ShardingPart], plan: EmbeddingModuleShardingPlan) -> None:
+        """Take other parts into use, which hold all that the old ones held."""
+        self._parts, self.module_sharding_plan = parts, plan
+        self._plan_number += 1
+        self._install()
+        kernels = self._tables.kernels()
+        self._groups.take(kernels)
+        self._fused_optimizer.replace_parts(self._groups.parts(self._holder, kernels))
+
+    def update_shards(
+        self,
+        changed_sharding_params: Mapping[str, ParameterSharding],
+        env: ShardingEnv | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Move tables, with their optimizers' states, to where another plan puts them.
+
+        Every rank calls it, between two steps.  Batches that were sent before are sent once more when
+        they are looked up, so a pipeline may go on.  Learning rates and numbers of steps stay as they
+        are.  `fused_optimizer` stays the same object, and so do its groups, which schedulers hold.
+        Parameters of the moved tables are new ones.
+
+        Args:
+            changed_sharding_params: new placements by table; other tables stay where they are.
+            env: who takes part: the same as before.
+            device: where this rank computes: the same as before.
+
+        Raises:
+            UserError: a table that is not there, other ranks or another device, a placement that does
+                not fit, a table whose ordinary parameters an optimizer of the user's trains, or one
+                whose trained rows are being tracked.
+
+        Memory: until it is done, the old and the new shards of all tables whose sharding type has a
+        changed table; and what this rank sends and receives of them.
+        """
+        reshard(self, changed_sharding_params, env, device)
 
     @abstractmethod
     def _prepare_output(self, module: Any) -> None:
@@ -269,6 +337,7 @@ class ShardedCollection(
             ValueError: the values are not int32 or int64, weights are missing, or the batch of a
                 pooled collection varies per feature without inverse indices.
         """
+        ctx.sent = features, self._plan_number
         with torch.no_grad():
             sent = self._prepared(ctx, features)
             awaitables = [dist(part) for dist, part in zip(self._input_dists, sent, strict=True)]
@@ -285,9 +354,15 @@ class ShardedCollection(
     def _arriving(self, ctx: Ctx, awaitables: list[Awaitable[Tensor]]) -> LazyAwaitable[Out]:
         return self._awaitable(awaitables, lambda outputs: self._joined(ctx, outputs))
 
+    def _as_planned_now(self, ctx: Ctx, dist_input: KJTList) -> KJTList:
+        """``dist_input``; where the tables were moved after it was sent, the same sent once more."""
+        if ctx.sent is None or ctx.sent[1] == self._plan_number:
+            return dist_input
+        return self.input_dist(ctx, ctx.sent[0]).wait().wait()
+
     def compute(self, ctx: Ctx, dist_input: KJTList) -> list[Tensor]:
         """Look up the received ids; return per sharding their vectors, as rows or flat."""
-        del ctx
+        dist_input = self._as_planned_now(ctx, dist_input)
         return [
             lookup(features) for lookup, features in zip(self._lookups, dist_input, strict=True)
         ]
@@ -310,6 +385,7 @@ class ShardedCollection(
         input: KJTList,  # noqa: A002 - the reference's name
     ) -> LazyAwaitable[Out]:
         """Both; each sharding's vectors travel while the next one's are looked up."""
+        input = self._as_planned_now(ctx, input)  # noqa: A001 - the reference's name
         return self._arriving(
             ctx,
             [
@@ -342,3 +418,25 @@ class ShardedCollection(
             "sharded tables cannot be deep-copied: copies of the parameters would be cut off from "
             "the operator.  Build a second model and load the state_dict"
         )
+
+
+def _without_memory(
+    module: EmbeddingBagCollection | EmbeddingCollection,
+) -> EmbeddingBagCollection | EmbeddingCollection:
+    """The collection on the ``meta`` device, with what was said of its tables' optimizers."""
+    meta = torch.device("meta")
+    plain: EmbeddingBagCollection | EmbeddingCollection
+    if isinstance(module, EmbeddingCollection):
+        plain = EmbeddingCollection(
+            module.embedding_configs(), device=meta, need_indices=module.need_indices()
+        )
+    else:
+        plain = EmbeddingBagCollection(
+            module.embedding_bag_configs(), is_weighted=module.is_weighted(), device=meta
+        )
+    given = dict(module.named_parameters())
+    for name, parameter in plain.named_parameters():
+        parameter.__dict__.update(given[name].__dict__)
+        parameter.data = parameter.data.to(given[name].dtype)
+        parameter.requires_grad_(given[name].requires_grad)
+    return plain

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tessera.errors import UserError
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
@@ -127,6 +128,35 @@ class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
         """
         registry = self.qcomm_codecs_registry
         return self._sharded(module, params, env, self.fused_params, device, registry, *self._more)
+
+    def reshard(
+        self,
+        sharded_module: S,
+        changed_shard_to_params: EmbeddingModuleShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> S:
+        """``sharded_module``, its tables moved to where another plan puts them.
+
+        Args:
+            sharded_module: what `shard` gave.
+            changed_shard_to_params: the new placements; tables that it leaves out stay.
+            env: as of `shard`.
+            device: the same.
+
+        Raises:
+            UserError: tables of this type of module are not moved, or see
+                `tessera.training.distributed.collections.sharded_collection.ShardedCollection.update_shards`.
+        """
+        update = getattr(sharded_module, "update_shards", None)
+        if update is None:
+            raise UserError(
+                f"tables of a {type(sharded_module).__name__} are not moved while it is trained; save a "
+                "checkpoint and load it under the other plan"
+            )
+        if changed_shard_to_params:
+            update(changed_shard_to_params, env, device)
+        return sharded_module
 
 
 class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):

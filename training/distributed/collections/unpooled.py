@@ -24,6 +24,7 @@ from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ParameterSharding
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.interfaces import OutputColumns, blocks_by_name
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.distributed.travel.index_dedup import IndexDeduplicator, get_ec_index_dedup
@@ -138,6 +139,7 @@ class ShardedEmbeddingCollection(
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
     ) -> None:
+        self._deduplicates = use_index_dedup or get_ec_index_dedup()
         super().__init__(
             module,
             table_name_to_parameter_sharding,
@@ -146,25 +148,22 @@ class ShardedEmbeddingCollection(
             device,
             qcomm_codecs_registry,
         )
-        dedup = use_index_dedup or get_ec_index_dedup()
-        self._deduplicators = [
-            IndexDeduplicator(
-                [
-                    rows
-                    for groups in sharding.layout.groups_per_team()
-                    for group in groups
-                    for rows in group.feature_hash_sizes()
-                ],
-                self._device,
-            )
-            if dedup and sharding.layout.pg is not None and not sharding.strategy.replicated
-            else None
-            for sharding in self._shardings.values()
+
+    def _deduplicator(self, sharding: TableSharding) -> IndexDeduplicator | None:
+        if not self._deduplicates or sharding.layout.pg is None or sharding.strategy.replicated:
+            return None
+        rows = [
+            rows
+            for groups in sharding.layout.groups_per_team()
+            for group in groups
+            for rows in group.feature_hash_sizes()
         ]
+        return IndexDeduplicator(rows, self._device)
 
     def _prepare_output(self, module: EmbeddingCollection) -> None:
         self.configs = module.embedding_configs()
         self._need_indices = module.need_indices()
+        self._deduplicators = [self._deduplicator(own) for own in self._shardings.values()]
         self._output = SequenceOutput(
             embedding_names(self.configs),
             [

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tessera.errors import UserError
+from tessera.training.distributed.comm.nodes import get_local_size, intra_and_cross_node_pg
 
 
 class ShardingEnv:
@@ -29,6 +30,22 @@ class ShardingEnv:
         self.world_size = world_size
         self.rank = rank
         self.process_group = pg
+
+    @property
+    def sharding_pg(self) -> dist.ProcessGroup | None:
+        """The ranks over which tables are spread; None: they are whole here."""
+        return self.process_group
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many of the ranks over which tables are spread count as one node."""
+        return 1 if self.process_group is None else get_local_size(self.world_size)
+
+    def node_groups(
+        self, device: torch.device | None = None
+    ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+        """The group of this rank's node, and the group of its peers on all nodes."""
+        return intra_and_cross_node_pg(device)
 
     @classmethod
     def from_process_group(cls, pg: dist.ProcessGroup) -> ShardingEnv:

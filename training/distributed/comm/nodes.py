@@ -46,6 +46,24 @@ def get_local_size(world_size: int | None = None) -> int:
     return local_size if local_size and world_size % local_size == 0 else world_size
 
 
+_node_group_size: int | None = None
+
+
+def set_node_group_size(size: int | None) -> None:
+    """Say how many ranks count as a node from now on; None: what the launcher's environment says."""
+    global _node_group_size  # noqa: PLW0603 - one number for the process, as in the reference
+    _node_group_size = size
+
+
+def get_node_group_size(world_size: int | None = None) -> int:
+    """Ranks per node within a sharding group, once 2D parallelism has made such groups.
+
+    Args:
+        world_size: as of `get_local_size`, whose number is returned before.
+    """
+    return get_local_size(world_size) if _node_group_size is None else _node_group_size
+
+
 def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
     """This rank's place on its node; worked out from ``rank`` if the environment has none."""
     local_size = get_local_size(world_size)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tessera.errors import UserError
+from tessera.errors import UserError, unknown_name
 from tessera.training.distributed.comm.environment import (
     ShardingEnv,
     default_env,
@@ -26,7 +26,10 @@ from tessera.training.distributed.model.shard import (
     made_plan,
     shard_parts,
 )
-from tessera.training.distributed.plan.plan_types import ShardingPlan
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ShardingPlan,
+)
 from tessera.training.distributed.plan.sharded_module import (
     ModuleSharder,
     ShardedModule,
@@ -35,6 +38,10 @@ from tessera.training.distributed.plan.sharded_module import (
 from tessera.training.distributed.planner.generators import get_default_sharders
 from tessera.training.optim.fused import FusedOptimizerModule
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizer
+
+if TYPE_CHECKING:
+    from tessera.training.distributed.model_tracker.model_delta_tracker import ModelDeltaTracker
+    from tessera.training.distributed.model_tracker.types import DeltaTrackerConfig
 
 
 class DistributedModelParallel(nn.Module, FusedOptimizerModule):
@@ -90,13 +97,109 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         self.plan = plan or made_plan(module, self._env, self.device, sharders)
         self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
         self._data_parallel_done = False
-        self._dmp_wrapped_module = shard_parts(module, self.plan, self._env, self.device, sharders)
-        fused = [(path, own) for path, _, own in outermost(self._dmp_wrapped_module, _optimizer_of)]
+        self._delta_tracker: ModelDeltaTracker | None = None
+        self._sharders = {sharder.module_type: sharder for sharder in sharders}
+        self._dmp_wrapped_module = self._sharded(module, sharders)
+        fused = self._fused_parts()
         self._fused_optimizer = CombinedOptimizer(fused) if fused else None
         if init_parameters:
             init_parts(self._dmp_wrapped_module, self.device)
         if init_data_parallel:
             self.init_data_parallel()
+
+    def _sharded(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> nn.Module:
+        """``module`` with its collections in sharded form."""
+        return shard_parts(module, self.plan, self._env, self.device, sharders)
+
+    def _fused_parts(self) -> list[KeyedOptimizer | tuple[str, KeyedOptimizer]]:
+        return [(path, own) for path, _, own in outermost(self.module, _optimizer_of)]
+
+    def reshard(
+        self,
+        changed_shard_to_params: Mapping[str, tuple[float, EmbeddingModuleShardingPlan]],
+        sharded_module_fqn: str | None = None,
+    ) -> float:
+        """Move tables, with their optimizers' states, to where another plan puts them.
+
+        Every rank calls it between two steps; a training pipeline may go on.  `plan` and
+        `fused_optimizer` stay the same objects.  See
+        `tessera.training.distributed.collections.sharded_collection.ShardedCollection.update_shards` for
+        what stays as it is.
+
+        Args:
+            changed_shard_to_params: by module path, what is said to be moved in MiB, and the new
+                placements of the tables that move: what `output_sharding_plans_delta` gives.
+            sharded_module_fqn: path of the one module whose tables move; None: all that are given.
+
+        Returns:
+            What was said to be moved, in MiB.
+
+        Raises:
+            UserError: a module that is not given or not sharded, or tables that cannot be moved.
+        """
+        chosen = list(changed_shard_to_params)
+        if sharded_module_fqn is not None:
+            if sharded_module_fqn not in changed_shard_to_params:
+                raise unknown_name("sharded_module_fqn", sharded_module_fqn, chosen)
+            chosen = [sharded_module_fqn]
+        for path in chosen:
+            if path not in self.plan.plan:
+                raise unknown_name("changed_shard_to_params", path, sorted(self.plan.plan))
+        moved = 0.0
+        for path in chosen:
+            volume, changed = changed_shard_to_params[path]
+            part = self.module.get_submodule(path)
+            assert isinstance(part, ShardedModule), "the plan's modules are sharded"
+            sharder = self._sharders[part.unsharded_module_type]
+            reshard = getattr(sharder, "reshard", None)
+            if reshard is None:
+                raise UserError(
+                    f"{type(sharder).__name__} of module {path!r} has no reshard; save a checkpoint and "
+                    "load it under the other plan"
+                )
+            reshard(part, changed, self._env_for(part), self.device)
+            self.plan.plan[path] = EmbeddingModuleShardingPlan({**self.plan.plan[path], **changed})
+            moved += volume
+        if self._fused_optimizer is not None:
+            self._fused_optimizer.replace_parts(self._fused_parts())
+        return moved
+
+    def init_torchrec_delta_tracker(
+        self, delta_tracker_config: DeltaTrackerConfig
+    ) -> ModelDeltaTracker:
+        """The tracker of the rows that are trained on this rank, which begins now unless there is one.
+
+        Args:
+            delta_tracker_config: what it keeps, and for whom.
+
+        Raises:
+            UserError: tables that cannot be tracked so.
+        """
+        if self._delta_tracker is None:
+            # It knows the sharded collections, which not every program needs.
+            from tessera.training.distributed.model_tracker.model_delta_tracker import (  # noqa: PLC0415
+                ModelDeltaTrackerTrec,
+            )
+
+            config = delta_tracker_config
+            self._delta_tracker = ModelDeltaTrackerTrec(
+                self._dmp_wrapped_module,
+                config.consumers,
+                config.delete_on_read,
+                config.auto_compact,
+                config.tracking_mode,
+                config.fqns_to_skip,
+            )
+        return self._delta_tracker
+
+    def get_delta_tracker(self) -> ModelDeltaTracker | None:
+        """The tracker that `init_torchrec_delta_tracker` has made, if it was called."""
+        return self._delta_tracker
+
+    def _env_for(self, part: ShardedModule[Any, Any, Any, Any]) -> ShardingEnv:
+        """Who takes part in a sharded module of this model."""
+        del part
+        return self._env
 
     def init_data_parallel(self) -> None:
         """Wrap what every rank holds whole, once; further calls do nothing."""
@@ -128,7 +231,9 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         return self._fused_optimizer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model."""
+        """Run the model; a step of its delta tracker begins, if there is one."""
+        if self._delta_tracker is not None:
+            self._delta_tracker.step()
         return self._dmp_wrapped_module(*args, **kwargs)
 
     def copy(self, device: torch.device) -> DistributedModelParallel:

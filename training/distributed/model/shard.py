@@ -123,8 +123,18 @@ def shard_parts(
     env: ShardingEnv,
     device: torch.device,
     sharders: Sequence[ModuleSharder[Any]],
+    *,
+    env_of_type: Mapping[type[nn.Module], ShardingEnv] | None = None,
 ) -> nn.Module:
     """Replace the modules that ``plan`` names, and no others, by their sharded form.
+
+    Args:
+        module: the model.
+        plan: where tables go.
+        env: who takes part.
+        device: where this rank computes.
+        sharders: one per type of module.
+        env_of_type: who takes part in modules of these types; others have ``env``.
 
     Returns:
         ``module``, or its sharded form where it is a collection itself.
@@ -141,7 +151,8 @@ def shard_parts(
         )
     for path, placements in plan.plan.items():
         part = module.get_submodule(path)
-        sharded = by_type[type(part)].shard(part, placements, env, device)
+        own = (env_of_type or {}).get(type(part), env)
+        sharded = by_type[type(part)].shard(part, placements, own, device)
         if not path:
             return sharded
         module.set_submodule(path, sharded)
@@ -170,7 +181,7 @@ def made_plan(
     from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner  # noqa: PLC0415
 
     # One process that serves several devices is one node.
-    local = world_size if env.process_group is None else get_local_size(world_size)
+    local = world_size if env.process_group is None else env.ranks_per_node
     planner = EmbeddingShardingPlanner(
         Topology(world_size=world_size, compute_device=device.type, local_world_size=local)
     )

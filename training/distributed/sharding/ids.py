@@ -15,7 +15,10 @@ from tessera.training.distributed.comm.alltoall_sequence import segment_order
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.sharding.interfaces import BaseSparseFeaturesDist
 from tessera.training.distributed.sharding.layout import Team, Way
-from tessera.training.distributed.travel.bucketize import bucketize_kjt_before_all2all
+from tessera.training.distributed.travel.bucketize import (
+    blocks_of,
+    bucketize_kjt_before_all2all,
+)
 from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -68,17 +71,7 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
         self._keys = keys
         self._keeps = keep_original_indices
         self._count = len(row_bounds[0]) - 1 if row_bounds else 1
-        blocks = [max(bounds[1], 1) for bounds in row_bounds]
-        even = all(
-            bounds == [min(block * place, bounds[-1]) for place in range(self._count + 1)]
-            for bounds, block in zip(row_bounds, blocks, strict=True)
-        )
-        self._block_sizes = torch.tensor(blocks, dtype=torch.int64, device=device)
-        self._bounds = (
-            None
-            if even
-            else [torch.tensor(b, dtype=torch.int64, device=device) for b in row_bounds]
-        )
+        self._block_sizes, self._bounds = blocks_of(row_bounds, device)
         self._is_sequence, self._need_pos = is_sequence, need_pos
         seats = {
             rank: (team, place)

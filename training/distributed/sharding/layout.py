@@ -18,7 +18,6 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.comm.nodes import get_local_size
 from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingInfo,
     FeatureShardingMixIn,
@@ -74,7 +73,35 @@ def _shard(
     )
 
 
-def _shards_of(info: EmbeddingShardingInfo) -> tuple[list[ShardMetadata], ShardedTensorMetadata]:
+def _among_all(
+    shards: Sequence[ShardMetadata], pg: dist.ProcessGroup | None
+) -> list[ShardMetadata]:
+    """The shards with their ranks among all ranks, as tensors that are spread over ranks name them.
+
+    A plan names ranks by their places in the group ``pg`` that it is made for.
+    """
+    if pg is None:
+        return list(shards)
+    ranks = dist.get_process_group_ranks(pg)
+    if ranks == list(range(len(ranks))):
+        return list(shards)
+
+    def among_all(shard: ShardMetadata) -> ShardMetadata:
+        assert shard.placement is not None, "a shard's place was looked at before"
+        rank = shard.placement.rank()
+        assert rank is not None, "a shard's place was looked at before"
+        where = f"rank:{ranks[rank]}/{shard.placement.device()}"
+        return ShardMetadata(list(shard.shard_offsets), list(shard.shard_sizes), where)
+
+    return [among_all(shard) for shard in shards]
+
+
+def _shards_of(info: EmbeddingShardingInfo) -> list[ShardMetadata]:
+    """The shards of a table, as its plan lists them.
+
+    Raises:
+        ValueError: they are not listed, or do not cover the table.
+    """
     spec = info.param_sharding.sharding_spec
     config = info.embedding_config
     if not isinstance(spec, EnumerableShardingSpec):
@@ -89,9 +116,13 @@ def _shards_of(info: EmbeddingShardingInfo) -> tuple[list[ShardMetadata], Sharde
             f"table {config.name!r}: the plan's shards hold {covered} numbers, the table has "
             f"{config.num_embeddings} x {config.embedding_dim}; make the plan for this table"
         )
-    properties = TensorProperties(dtype=info.param.dtype)
+    return shards
+
+
+def _whole_table(info: EmbeddingShardingInfo, shards: list[ShardMetadata]) -> ShardedTensorMetadata:
+    config = info.embedding_config
     size = torch.Size([config.num_embeddings, config.embedding_dim])
-    return shards, ShardedTensorMetadata(shards, size, properties)
+    return ShardedTensorMetadata(shards, size, TensorProperties(dtype=info.param.dtype))
 
 
 def tables_on_ranks(
@@ -100,8 +131,11 @@ def tables_on_ranks(
     *,
     replicated: bool,
     splits_bags: bool,
+    pg: dist.ProcessGroup | None = None,
 ) -> list[list[ShardedEmbeddingTable]]:
     """``[W]`` lists of each rank's shards, in the tables' order and column by column.
+
+    Their places in the tables name ranks among all ranks, of which ``pg`` may be a part.
 
     Raises:
         ValueError: a placement that does not cover the table, or outside the world.
@@ -117,15 +151,20 @@ def tables_on_ranks(
             for tables in ranks:
                 tables.append(_shard(info, None, None, pooling))
             continue
-        shards, metadata = _shards_of(info)
-        for shard in sorted(shards, key=lambda shard: shard.shard_offsets[::-1]):
+        placed: list[tuple[int, ShardMetadata]] = []
+        for shard in sorted(_shards_of(info), key=lambda shard: shard.shard_offsets[::-1]):
             rank = shard.placement.rank() if shard.placement is not None else None
             if rank is None or not 0 <= rank < world_size:
                 raise ValueError(
                     f"table {info.embedding_config.name!r}: the plan puts a shard at "
                     f"{shard.placement}; there are ranks 0 to {world_size - 1}"
                 )
-            ranks[rank].append(_shard(info, shard, metadata, pooling))
+            placed.append((rank, shard))
+        whole = _whole_table(info, _among_all(_shards_of(info), pg))
+        for (rank, _), local in zip(
+            placed, _among_all([own for _, own in placed], pg), strict=True
+        ):
+            ranks[rank].append(_shard(info, local, whole, pooling))
     return ranks
 
 
@@ -195,6 +234,7 @@ class Layout:
 
     Attributes:
         pg: the group of the ranks; None: nothing travels.
+        node_groups: called with a device, the groups of this rank's node and of its peers on all nodes.
         world: where this rank stands.
         teams: see `Team`.
         tables_per_rank: ``[W]`` lists of shards.
@@ -219,12 +259,16 @@ class Layout:
             [list[list[ShardedEmbeddingTable]]], list[list[GroupedEmbeddingConfig]]
         ] = group_tables,
     ) -> None:
-        self.pg: dist.ProcessGroup | None = env.process_group
-        local_size = 1 if self.pg is None else get_local_size(env.world_size)
-        self.world = World(env.rank, env.world_size, local_size)
+        self.pg: dist.ProcessGroup | None = env.sharding_pg
+        self.node_groups = env.node_groups
+        self.world = World(env.rank, env.world_size, env.ranks_per_node)
         self.teams = teams(self.world)
         self.tables_per_rank = tables_on_ranks(
-            infos, env.world_size, replicated=replicated, splits_bags=splits_bags
+            infos,
+            env.world_size,
+            replicated=replicated,
+            splits_bags=splits_bags,
+            pg=self.pg,
         )
         self.groups_per_rank = group(self.tables_per_rank)
         self.row_bounds = [

@@ -14,7 +14,6 @@ from torch import Tensor
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import CommOp
 from tessera.training.distributed.comm.column_order import ColumnOrder
-from tessera.training.distributed.comm.nodes import intra_and_cross_node_pg
 from tessera.training.distributed.sharding.interfaces import (
     BaseEmbeddingDist,
     EmbeddingShardingContext,
@@ -185,7 +184,7 @@ def sums_to_samples(way: Way) -> PooledDist:
 
 def node_sums_to_samples(way: Way) -> PooledDist:
     """The sum of a node's parts to the rank of its sample (reduce-scatter, then all-to-all)."""
-    intra_pg, cross_pg = intra_and_cross_node_pg(way.device)
+    intra_pg, cross_pg = way.layout.node_groups(way.device)
     assert intra_pg is not None, "tables are not on the meta device"
     assert cross_pg is not None, "tables are not on the meta device"
     world = way.layout.world

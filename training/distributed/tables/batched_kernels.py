@@ -18,7 +18,7 @@ theirs (`tessera.training.distributed.tables.kernels.tbe`), the rest is ours
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class Kernel(ABC, nn.Module):
         config: the settings of the shards of the group.
         tables: the shards in the order of their features.
         touched: the rows that were trained since `track`; None: it was not called.
+        observers: called after every lookup with the kernel, the features and the looked-up vectors.
     """
 
     _pooled = True
@@ -62,6 +63,7 @@ class Kernel(ABC, nn.Module):
         super().__init__()
         self.config = config
         self.tables = config.embedding_tables
+        self.observers: list[Callable[[Kernel, KeyedJaggedTensor, Tensor], None]] = []
         device = device or torch.device("cpu")
         self._is_weighted = config.is_weighted or config.has_feature_processor
         mean = self._pooled and config.pooling is PoolingType.MEAN
@@ -112,6 +114,17 @@ class Kernel(ABC, nn.Module):
         dot = "." if prefix else ""
         for name, weight in self._named_parameters():
             yield f"{prefix}{dot}{name}.weight", weight
+
+    def states_by_table(self) -> list[list[Tensor]]:
+        """Per shard the live tensors of its fused optimizer, but for the number of steps.
+
+        Dense tables have none.
+        """
+        return [[] for _ in self.tables]
+
+    def optimizer_states(self) -> list[Tensor]:
+        """The same of all shards."""
+        return [state for states in self.states_by_table() for state in states]
 
     def init_parameters(self) -> None:
         """Give every shard first values: its table's ``init_fn``, or uniform ones in its range."""
@@ -172,6 +185,8 @@ class Kernel(ABC, nn.Module):
             raise
         if self.touched is not None and torch.is_grad_enabled():
             self.touched.note(bags)
+        for observer in self.observers:
+            observer(self, features, vectors)
         if bags.strides is None or not self._pooled:
             return vectors
         return kernel_bags.unpadded(vectors, bags.strides, self.config.embedding_dims())
@@ -221,6 +236,15 @@ class FusedKernel(Kernel, FusedOptimizerModule):
     def fused_optimizer(self) -> FusedOptimizer:
         """The optimizer that works in the backward pass; entries are ``<table>.weight``."""
         return self._optimizer
+
+    @property
+    def steps(self) -> Tensor:
+        """How many steps the optimizer has done, a live int64 number; 0 where it does not count."""
+        return self._tables.step
+
+    def states_by_table(self) -> list[list[Tensor]]:
+        """Per shard the live tensors of its optimizer, but for the number of steps."""
+        return self._tables.states
 
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
         self._hyper = self._hyper.read(self._optimizer.param_groups[0])

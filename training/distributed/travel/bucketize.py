@@ -5,6 +5,8 @@ Legend: ``F`` features, ``B`` samples, ``W`` buckets, ``N`` ids.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -89,3 +91,54 @@ def bucketize_kjt_before_all2all(  # noqa: PLR0917 - the signature TorchRec user
         validate=False,
     )
     return sorted_ids, places
+
+
+def ranks_of_ids(ids: Tensor, bounds: Sequence[int]) -> Tensor:
+    """The rank that each id is sent to by its block, ``[N]`` int64; of one outside of all blocks, too.
+
+    Args:
+        ids: ``[N]``.
+        bounds: where the block of each rank begins, and the end.
+    """
+    if not ids.numel():
+        return torch.empty(0, dtype=torch.int64, device=ids.device)
+    # The operator reads memory, not strides.
+    features = KeyedJaggedTensor(
+        ["ids"], ids.contiguous(), lengths=torch.tensor([len(ids)], device=ids.device)
+    )
+    sizes, blocks = blocks_of([list(bounds)], ids.device)
+    sent, places = bucketize_kjt_before_all2all(
+        features,
+        len(bounds) - 1,
+        sizes,
+        output_permute=True,
+        block_bucketize_row_pos=blocks,
+        keep_original_indices=True,
+    )
+    assert places is not None, "asked for"
+    ends = torch.tensor(sent.length_per_key(), device=ids.device).cumsum(0)
+    return torch.searchsorted(ends, places.long(), right=True)
+
+
+def blocks_of(
+    row_bounds: Sequence[list[int]], device: torch.device | None
+) -> tuple[Tensor, list[Tensor] | None]:
+    """What `bucketize_kjt_before_all2all` takes for blocks with these bounds.
+
+    Args:
+        row_bounds: by feature, where the block of each rank begins, and the end.
+        device: of the ids.
+
+    Returns:
+        ``block_sizes``, and ``block_bucketize_row_pos``: None where blocks are equally large.
+    """
+    sizes = [max(bounds[1], 1) for bounds in row_bounds]
+    even = all(
+        bounds == [min(size * place, bounds[-1]) for place in range(len(bounds))]
+        for bounds, size in zip(row_bounds, sizes, strict=True)
+    )
+    return torch.tensor(sizes, dtype=torch.int64, device=device), (
+        None
+        if even
+        else [torch.tensor(bounds, dtype=torch.int64, device=device) for bounds in row_bounds]
+    )
