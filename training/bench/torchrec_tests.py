@@ -76,10 +76,9 @@ def copy_tests(checkout: Path, scratch: Path, library: str) -> None:
     for home in homes:  # the installed tools last: they are of the release that is compared
         for folder in [*home.glob("**/tests"), *home.glob("**/test_utils")]:
             shutil.copytree(folder, scratch / COPIES / folder.relative_to(home), dirs_exist_ok=True)
-    for folder in [path.parent for path in (scratch / COPIES).rglob("*.py")]:
-        while folder != scratch:
+    for folder in {each for path in scratch.rglob("*.py") for each in path.parents}:
+        if folder.is_relative_to(scratch / COPIES):
             (folder / "__init__.py").touch()
-            folder = folder.parent
     for file in (scratch / COPIES).rglob("*.py"):
         text = _OF_TESTS.sub(rf"{COPIES}\1", file.read_text(encoding="utf-8"))
         try:

@@ -59,23 +59,20 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 def _uses_private(body: ast.AST, imported: set[str]) -> bool:
     """Says whether a function uses a private name itself."""
-    for node in ast.walk(body):
-        if isinstance(node, ast.Attribute) and _PRIVATE.fullmatch(node.attr):
-            owner = node.value
-            own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
-            if not own and not isinstance(owner, ast.Call):
-                return True
-            if isinstance(owner, ast.Call) and getattr(owner.func, "id", "") != "super":
-                return True
-        elif isinstance(node, ast.Name) and node.id in imported:
-            return True
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and _PRIVATE_PATH.fullmatch(node.value)
-        ):
-            return True
-    return False
+    return any(_is_private(node, imported) for node in ast.walk(body))
+
+
+def _is_private(node: ast.AST, imported: set[str]) -> bool:
+    """Says whether one expression is a private name."""
+    if isinstance(node, ast.Attribute) and _PRIVATE.fullmatch(node.attr):
+        owner = node.value
+        if isinstance(owner, ast.Call):
+            return getattr(owner.func, "id", "") != "super"
+        return not (isinstance(owner, ast.Name) and owner.id in ("self", "cls"))
+    if isinstance(node, ast.Name):
+        return node.id in imported
+    text = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(text, str) and _PRIVATE_PATH.fullmatch(text) is not None
 
 
 def _called(name: str, body: ast.AST) -> set[str]:

@@ -191,9 +191,7 @@ def _of_tree(tree: Mapping[Any, Any], name: str, choice: Choice) -> Content:
     )
 
 
-def _key(
-    tree: Mapping[Any, Any], given: str, known: tuple[str, ...], name: str, flag: str
-) -> str:
+def _key(tree: Mapping[Any, Any], given: str, known: tuple[str, ...], name: str, flag: str) -> str:
     found = [given] if given else [key for key in known if key in tree]
     if not found or found[0] not in tree:
         asked = f"no {given!r}" if given else f"none of {', '.join(known)}"

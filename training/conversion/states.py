@@ -113,7 +113,9 @@ def _by_row(key: str, parameter: str, value: State, content: Content) -> State:
         )
     blocks = value.numel() // rows if rows else 1
     bounds = content.columns.get(parameter_of(parameter, content.model))
-    cut = columns % blocks == 0 if bounds is None and blocks else blocks in {1, len(bounds or ()) - 1}
+    cut = (
+        columns % blocks == 0 if bounds is None and blocks else blocks in {1, len(bounds or ()) - 1}
+    )
     if blocks * rows != value.numel() or not cut:
         raise ConversionError(
             f"state {key!r} of {parameter!r} has shape {list(value.shape)}, and the table has shape "
