@@ -83,6 +83,10 @@ COMMANDS: dict[str, Command] = {
         module="tessera.training.commands.compare",
         help="show runs side by side: configs, metrics, size, speed and curves",
     ),
+    "convert-checkpoint": Command(
+        module="tessera.training.commands.convert_checkpoint",
+        help="convert a checkpoint of TorchRec for Tessera, or the other way",
+    ),
     "package-model": Command(
         module="tessera.serving.commands.package_model",
         help="quantize, trace and script a trained model into one servable file",

@@ -8,6 +8,7 @@ import torch
 from sklearn import metrics as sk
 
 from tessera.training.metrics import metric_module, throughput
+from tessera.training.metrics.mapping import REC_METRICS_MAPPING
 from tessera.training.metrics.metric_module import (
     RecMetricModule,
     StateMetric,
@@ -24,6 +25,7 @@ from tessera.training.metrics.metrics_config import (
     RecMetricEnum,
     RecMetricEnumBase,
     RecTaskInfo,
+    SessionMetricDef,
     StateMetricEnum,
     ThroughputDef,
     validate_batch_size_stages,
@@ -64,23 +66,32 @@ def numbers(values):
 
 def test_every_metric_of_a_config_is_reported():
     definition = RecMetricDef(rec_task_indices=[0], window_size=4 * BATCH)
+    task = RecTaskInfo(
+        session_metric_def=SessionMetricDef("session_id", top_threshold=2), tensor_name="x"
+    )
+    # Predictions of several classes have another shape.
+    chosen = [metric for metric in RecMetricEnum if metric is not RecMetricEnum.MULTICLASS_RECALL]
     config = MetricsConfig(
-        rec_tasks=[DefaultTaskInfo],
-        rec_metrics=dict.fromkeys(RecMetricEnum, definition),
+        rec_tasks=[task],
+        rec_metrics=dict.fromkeys(chosen, definition),
         throughput_metric=ThroughputDef(),
         compute_interval_steps=3,
     )
     module = made(config)
-    assert module.get_required_inputs() == ["session_id"]
-    outputs = [output(seed, sessions=True) for seed in range(6)]
+    more = {"grouping_keys": torch.zeros(BATCH, dtype=torch.int64)}
+    more.update(dict.fromkeys(("latest_imp", "total_latest_imp", "x"), torch.ones(BATCH)))
+    assert module.get_required_inputs() == sorted([*more, "session_id"])
+    outputs = [{**output(seed, sessions=True), **more} for seed in range(6)]
     due = []
     for each in outputs:
         module.update(each)
         due.append(module.should_compute())
     assert due == [False, False, True] * 2
     found = numbers(module.compute())
-    for metric in RecMetricEnum:
-        assert any(key.startswith(f"{metric}-DefaultTask|window_") for key in found), metric
+    for metric in chosen:
+        prefix = "" if metric is RecMetricEnum.OUTPUT else "window_"
+        start = f"{REC_METRICS_MAPPING[metric]._namespace}-DefaultTask|{prefix}"
+        assert any(key.startswith(start) for key in found), metric
     p, y, w = (torch.cat([o[k] for o in outputs[-4:]]) for k in ("prediction", "label", "weight"))
     expected = sk.roc_auc_score(y, p, sample_weight=w)
     assert found["auc-DefaultTask|window_auc"] == pytest.approx(expected, abs=1e-9)

@@ -1,7 +1,5 @@
 import itertools
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +18,8 @@ from tessera.training import (
     TableConfig,
     build_ranking_model,
 )
+from tessera.training.conversion.content import Content
+from tessera.training.conversion.convert import converted
 from tessera.training.models.dlrm import InteractionArch
 from tessera.training.models.ranking import MissingValueEncoder
 from tessera.training.modules.batch_norm import BatchNorm
@@ -67,10 +67,6 @@ def test_dot_interaction_and_its_gradient_equal_a_plain_loop(batch_size, feature
 
 
 def test_torchrecs_weights_are_put_in_our_order_of_pairs():
-    page = (Path(__file__).parents[2] / "docs" / "torchrec.md").read_text()
-    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {}
-    exec(compile(block, "docs/torchrec.md", "exec"), names)
     features, dim = 4, 3
     dense, sparse = torch.randn(5, dim), torch.randn(5, features, dim)
     vectors = torch.cat([dense[:, None], sparse], dim=1)
@@ -79,8 +75,12 @@ def test_torchrecs_weights_are_put_in_our_order_of_pairs():
     theirs = torch.cat([dense, (vectors @ vectors.mT)[:, rows, columns]], dim=1)
     name = "over_arch.model.0._mlp.0._linear.weight"
     weight = torch.randn(6, theirs.size(1))
-    ours = names["dlrm_from_torchrec"]({name: weight, "other": dense}, features)
-    assert ours["other"] is dense
+    state = {
+        name: weight,
+        "dense_arch.model._mlp.0._linear.weight": torch.randn(dim, 2),
+        "sparse_arch.embedding_bag_collection.embedding_bags.t.weight": torch.randn(7, dim),
+    }
+    ours = converted(Content(model=state), "tessera")[0].model
     torch.testing.assert_close(
         InteractionArch(features)(dense, sparse) @ ours[name].T, theirs @ weight.T
     )

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -104,3 +107,22 @@ def test_states_that_do_not_fit_are_refused():
         CombinedOptimizer([optimizer, twin])
     with pytest.raises(ValueError, match="optims is empty"):
         CombinedOptimizer([])
+
+
+def test_copies_and_pickles_keep_names_and_states():
+    one, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    parts = [
+        ("a", KeyedOptimizerWrapper({"one": one}, lambda own: torch.optim.Adam(own, lr=0.1))),
+        ("", KeyedOptimizerWrapper({"other": other}, lambda own: torch.optim.SGD(own, lr=0.2))),
+    ]
+    optimizer = CombinedOptimizer(parts)
+    (one.sum() + other.sum()).backward()
+    optimizer.step()
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        ours, found = optimizer.state_dict(), copied.state_dict()
+        assert found["param_groups"] == ours["param_groups"]
+        assert torch.equal(found["state"]["a.one"]["exp_avg"], ours["state"]["a.one"]["exp_avg"])
+        copied.params["other"].grad = torch.ones(3)
+        copied.step()
+        assert copied.params["other"].tolist() == pytest.approx([0.6] * 3)
+        assert other.tolist() == pytest.approx([0.8] * 3)

@@ -16,17 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from tessera.training.metrics.accuracy import AccuracyMetric
-from tessera.training.metrics.auc import AUCMetric
-from tessera.training.metrics.auprc import AUPRCMetric
-from tessera.training.metrics.calibration import CalibrationMetric
-from tessera.training.metrics.ctr import CTRMetric
-from tessera.training.metrics.mae import MAEMetric
+from tessera.training.metrics.mapping import REC_METRICS_MAPPING
 from tessera.training.metrics.metrics_config import (
     BatchSizeStage,
     MetricsConfig,
     RecMetricDef,
-    RecMetricEnum,
     RecMetricEnumBase,
     RecTaskInfo,
     StateMetricEnum,
@@ -37,30 +31,8 @@ from tessera.training.metrics.metrics_namespace import (
     compose_metric_namespace,
 )
 from tessera.training.metrics.model_utils import parse_task_model_outputs
-from tessera.training.metrics.mse import MSEMetric
-from tessera.training.metrics.ndcg import NDCGMetric
-from tessera.training.metrics.ne import NEMetric
-from tessera.training.metrics.precision import PrecisionMetric
 from tessera.training.metrics.rec_metric import RecMetric, RecMetricException, RecMetricList
-from tessera.training.metrics.recall import RecallMetric
 from tessera.training.metrics.throughput import ThroughputMetric
-from tessera.training.metrics.weighted_avg import WeightedAvgMetric
-
-REC_METRICS_MAPPING: dict[RecMetricEnumBase, type[RecMetric]] = {
-    RecMetricEnum.NE: NEMetric,
-    RecMetricEnum.CTR: CTRMetric,
-    RecMetricEnum.CALIBRATION: CalibrationMetric,
-    RecMetricEnum.AUC: AUCMetric,
-    RecMetricEnum.AUPRC: AUPRCMetric,
-    RecMetricEnum.MSE: MSEMetric,
-    RecMetricEnum.MAE: MAEMetric,
-    RecMetricEnum.WEIGHTED_AVG: WeightedAvgMetric,
-    RecMetricEnum.ACCURACY: AccuracyMetric,
-    RecMetricEnum.NDCG: NDCGMetric,
-    RecMetricEnum.PRECISION: PrecisionMetric,
-    RecMetricEnum.RECALL: RecallMetric,
-}
-"""The class of each metric; a program may add its own under an enumeration of its own."""
 
 _STATE_NAMESPACES = {
     StateMetricEnum.OPTIMIZERS: MetricNamespace.OPTIMIZERS,

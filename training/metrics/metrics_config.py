@@ -35,6 +35,46 @@ class RecMetricEnum(RecMetricEnumBase):
     NDCG = "ndcg"
     PRECISION = "precision"
     RECALL = "recall"
+    NE_POSITIVE = "ne_positive"
+    SEGMENTED_NE = "segmented_ne"
+    CALI_FREE_NE = "cali_free_ne"
+    UNWEIGHTED_NE = "unweighted_ne"
+    RECALIBRATED_NE = "recalibrated_ne"
+    RECALIBRATED_CALIBRATION = "recalibrated_calibration"
+    SERVING_NE = "serving_ne"
+    SERVING_CALIBRATION = "serving_calibration"
+    RAUC = "rauc"
+    XAUC = "xauc"
+    RECALL_SESSION_LEVEL = "recall_session_level"
+    PRECISION_SESSION_LEVEL = "precision_session_level"
+    MULTICLASS_RECALL = "multiclass_recall"
+    MULTI_LABEL_PRECISION = "multi_label_precision"
+    HINDSIGHT_TARGET_PR = "hindsight_target_pr"
+    NMSE = "nmse"
+    AVERAGE = "average"
+    NUM_POSITIVE_SAMPLES = "num_positive_samples"
+    NUM_MISSING_LABELS = "num_missing_labels"
+    SUM_WEIGHTS = "sum_weights"
+    WEIGHTED_SUM_PREDICTIONS = "weighted_sum_predictions"
+    TENSOR_WEIGHTED_AVG = "tensor_weighted_avg"
+    TOWER_QPS = "tower_qps"
+    SCALAR = "scalar"
+    OUTPUT = "output"
+
+
+@dataclass(unsafe_hash=True)
+class SessionMetricDef:
+    """What the metrics of sessions need of a task.
+
+    Attributes:
+        session_var_name: the key, in the model's output, of the tensor with each example's session.
+        top_threshold: how many of the best predictions of a session are taken for positive.
+        run_ranking_of_labels: whether the best labels of a session take the labels' place.
+    """
+
+    session_var_name: str
+    top_threshold: int | None = None
+    run_ranking_of_labels: bool = False
 
 
 @dataclass(unsafe_hash=True)
@@ -46,14 +86,20 @@ class RecTaskInfo:
         label_name: the key of its labels.
         prediction_name: the key of its predictions.
         weight_name: the key of its weights.
+        session_metric_def: what metrics of sessions need.
         is_negative_task: whether NDCG ranks by one minus the prediction, with one minus the label.
+        tensor_name: the key of the tensor whose mean `TensorWeightedAvgMetric` reports.
+        weighted: whether the weights count in that mean.
     """
 
     name: str = "DefaultTask"
     label_name: str = "label"
     prediction_name: str = "prediction"
     weight_name: str = "weight"
+    session_metric_def: SessionMetricDef | None = None
     is_negative_task: bool = False
+    tensor_name: str | None = None
+    weighted: bool = True
 
 
 class RecComputeMode(Enum):

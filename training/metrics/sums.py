@@ -18,7 +18,7 @@ from tessera.training.metrics.rec_metric import MetricComputationReport, RecMetr
 from tessera.training.metrics.states import RecMetricException
 
 Sums = Mapping[str, Tensor]
-"""float64 ``[T]`` by the name of the sum."""
+"""float64 ``[T]`` by the name of the sum, or ``[T, ...]`` where a task has several numbers."""
 
 
 def given(name: str, tensor: Tensor | None) -> Tensor:
@@ -42,7 +42,8 @@ def ratio(over: Tensor, under: Tensor, otherwise: float = 0.0) -> Tensor:
 class SumsComputation(RecMetricComputation):
     """The base class of metrics of sums.
 
-    ``_sums`` names them; each is a state of that name and one of the window.
+    ``_sums`` names them; each is a state of that name and one of the window.  ``_described`` takes the place of
+    ``_of_sums`` where a metric reports several values of one name.
     """
 
     _sums: tuple[str, ...]
@@ -52,11 +53,15 @@ class SumsComputation(RecMetricComputation):
         for name in self._sums:
             self._add_state(
                 name,
-                torch.zeros(self._n_tasks, dtype=torch.double),
+                torch.zeros(self._n_tasks, *self._width(name), dtype=torch.double),
                 add_window_state=True,
                 dist_reduce_fx="sum",
                 persistent=True,
             )
+
+    def _width(self, name: str, /) -> tuple[int, ...]:  # noqa: ARG002 - for classes that have widths
+        """The shape of one task's sum; none: a single number."""
+        return ()
 
     @abc.abstractmethod
     def _of_batch(
@@ -67,6 +72,10 @@ class SumsComputation(RecMetricComputation):
     @abc.abstractmethod
     def _of_sums(self, sums: Sums) -> list[tuple[MetricNameBase, Tensor]]:
         """The values ``[T]`` by name."""
+
+    def _described(self, sums: Sums) -> list[tuple[MetricNameBase, str | None, Tensor]]:
+        """The values ``[T]`` with their names and what is added to their keys."""
+        return [(name, None, value) for name, value in self._of_sums(sums)]
 
     def update(
         self, *, predictions: Tensor | None, labels: Tensor, weights: Tensor | None, **kwargs: Any
@@ -83,7 +92,7 @@ class SumsComputation(RecMetricComputation):
         lifetime = {name: self.get_buffer(name) for name in self._sums}
         window = {name: self.get_window_state(name) for name in self._sums}
         return [
-            MetricComputationReport(name=name, metric_prefix=prefix, value=value)
+            MetricComputationReport(name, prefix, value, description)
             for prefix, sums in ((MetricPrefix.LIFETIME, lifetime), (MetricPrefix.WINDOW, window))
-            for name, value in self._of_sums(sums)
+            for name, description, value in self._described(sums)
         ]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
+from tessera.training.models.dlrm import ModelInput
 from tessera.training.modules.deepfm import DeepFM, FactorizationMachine
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -132,3 +133,20 @@ class SimpleDeepFMNN(nn.Module):
         mixed = self.inter_arch(dense, self.sparse_arch(sparse_features))
         out: Tensor = self.over_arch(mixed)
         return out
+
+
+class SimpleDeepFMNNWrapper(SimpleDeepFMNN):
+    """A `SimpleDeepFMNN` that takes a batch, and gives its loss while it is trained.
+
+    As in TorchRec the loss takes the probabilities for logits.
+    """
+
+    def forward(  # type: ignore[override]
+        self, model_input: ModelInput
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The probabilities ``[B, 1]``; in training mode the mean binary cross entropy before them."""
+        scores = super().forward(model_input.float_features, model_input.idlist_features)
+        if not self.training:
+            return scores
+        loss = nn.functional.binary_cross_entropy_with_logits(scores.squeeze(), model_input.label)
+        return loss, scores

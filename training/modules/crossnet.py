@@ -6,8 +6,7 @@ have TorchRec's names and shapes.
 """
 
 # ruff: noqa: A002 - the argument that TorchRec users know
-
-from __future__ import annotations
+# Annotations are not postponed: a graph that torch.fx traces has them, and TorchScript reads them there.
 
 from collections.abc import Callable
 
@@ -35,16 +34,15 @@ class LowRankCrossNet(nn.Module):
                 f"in_features {in_features}, num_layers {num_layers}, low_rank {low_rank}: "
                 "all must be at least 1"
             )
-        self._v = nn.ModuleList(
-            nn.Linear(in_features, low_rank, bias=False) for _ in range(num_layers)
-        )
-        self._w = nn.ModuleList(nn.Linear(low_rank, in_features) for _ in range(num_layers))
-        for linear in [*self._v, *self._w]:
-            assert isinstance(linear, nn.Linear)
+        # Drawn in TorchRec's order, so that the same seed gives the same layers: every W, then every V.
+        with torch.random.fork_rng(devices=()):
+            wide = [nn.Linear(low_rank, in_features) for _ in range(num_layers)]
+            narrow = [nn.Linear(in_features, low_rank, bias=False) for _ in range(num_layers)]
+        for linear in [*wide, *narrow]:
             nn.init.xavier_normal_(linear.weight)
-        for linear in self._w:
-            assert isinstance(linear, nn.Linear)
+        for linear in wide:
             nn.init.zeros_(linear.bias)
+        self._v, self._w = nn.ModuleList(narrow), nn.ModuleList(wide)
 
     def forward(self, tensor: Tensor) -> Tensor:
         """``[B, N]`` to ``[B, N]``."""
@@ -158,13 +156,13 @@ class LowRankMixtureCrossNet(nn.Module):
         )
         self.U_kernels = _kernels(num_layers, num_experts, in_features, low_rank)
         self.V_kernels = _kernels(num_layers, num_experts, low_rank, in_features)
-        self.C_kernels = _kernels(num_layers, num_experts, low_rank, low_rank)
         self.bias = _biases(num_layers, in_features)
         self.gates = None
         if num_experts > 1:
             self.gates = nn.ModuleList(
                 nn.Linear(in_features, 1, bias=False) for _ in range(num_experts)
             )
+        self.C_kernels = _kernels(num_layers, num_experts, low_rank, low_rank)
         self._activation = activation
 
     def forward(self, input: Tensor) -> Tensor:

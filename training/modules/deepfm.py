@@ -6,7 +6,7 @@ The factorization machine of the paper, over the dot products of whole vectors o
 its own.
 """
 
-from __future__ import annotations
+# Annotations are not postponed: a graph that torch.fx traces has them, and TorchScript reads them there.
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,10 @@ from torch import Tensor, nn
 def _side_by_side(embeddings: list[Tensor]) -> Tensor:
     """Tensors ``[B, ...]`` as one, ``[B, all columns]``."""
     return torch.cat([vectors.flatten(1) for vectors in embeddings], dim=1)
+
+
+# One step of a traced graph: the number of vectors is not known while it is traced.
+torch.fx.wrap("_side_by_side")
 
 
 class DeepFM(nn.Module):

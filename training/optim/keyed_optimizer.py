@@ -49,6 +49,10 @@ class KeyedOptimizer(Optimizer):
         self.state = state  # type: ignore[assignment] # torch annotates its default, a defaultdict
         self._saves_param_groups = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All attributes, for copies and pickles; torch's own would leave the names out."""
+        return dict(self.__dict__)
+
     def save_param_groups(self, save: bool) -> None:  # noqa: FBT001 - the signature TorchRec users know
         """Whether `state_dict` holds the groups' settings (it does unless told otherwise)."""
         self._saves_param_groups = save

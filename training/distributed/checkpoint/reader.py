@@ -150,6 +150,27 @@ class SavedTensors:
         entry = self._metadata.state_dict_metadata.get(name)
         return tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
 
+    @property
+    def names_of_objects(self) -> list[str]:
+        """Return the names of what is not a tensor, sorted; none of it is read."""
+        return sorted(set(self._metadata.state_dict_metadata) - set(self.names))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's dtype."""
+        return self._entry(name).properties.dtype
+
+    def path(self, name: str) -> tuple[str | int, ...]:
+        """The keys that lead to a tensor in the nested dictionary that was saved; its name where none was."""
+        paths = self._metadata.planner_data
+        found = paths.get(name) if isinstance(paths, dict) else None
+        return tuple(found) if isinstance(found, tuple) and found else (name,)
+
+    def cuts(self, name: str) -> tuple[int, list[int]]:
+        """How many blocks of rows a saved matrix has, and where its blocks of columns begin."""
+        places = [chunk.offsets for chunk in self._entry(name).chunks if len(chunk.offsets) == 2]
+        rows, columns = {place[0] for place in places}, {place[1] for place in places}
+        return max(len(rows), 1), sorted(columns) or [0]
+
     def _entry(self, name: str) -> TensorStorageMetadata:
         entry = self._metadata.state_dict_metadata.get(name)
         if not isinstance(entry, TensorStorageMetadata):

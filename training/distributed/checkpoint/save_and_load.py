@@ -245,6 +245,16 @@ def read_extra(folder: Path) -> dict[str, Any]:
     return extra
 
 
+def read_columns(folder: Path) -> dict[str, list[int]]:
+    """Where column shards began, and the columns at the end, by optimized parameter; reads no tensor.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint.
+    """
+    columns: dict[str, list[int]] = _read_plain(folder)["columns"]
+    return columns
+
+
 _EXTRA = "extra."
 _WITHOUT_HASHES = 1
 _VERSIONS = (_WITHOUT_HASHES, VERSION)

@@ -15,7 +15,12 @@ from tessera.training.distributed.tables.table_shards import (
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
-from tessera.training.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+from tessera.training.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 from tessera.training.modules.tables import (
     DescribesPooled,
     EmbeddingBagCollectionInterface,
@@ -78,12 +83,12 @@ class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterfa
             )
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, optimizer_kwargs
         fused = convert_optimizer_type_and_kwargs(optimizer_type, optimizer_kwargs)
-        kernel = _kernel(location, self._device)
+        kernel = kernel_at(location, self._device)
         self._embedding_names = embedding_names(tables)
         self._length_per_key = self._lengths_per_embedding
         groups: dict[tuple[PoolingType, DataType], list[ShardedEmbeddingTable]] = {}
         for table, names in zip(tables, get_embedding_names_by_table(tables), strict=True):
-            whole = _whole(table, names, kernel, weighted=is_weighted)
+            whole = whole_table(table, names, kernel, weighted=is_weighted)
             groups.setdefault((table.pooling, table.data_type), []).append(whole)
         # In a list, not registered: what has names are the tables.
         self._kernels = [
@@ -157,7 +162,7 @@ class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterfa
         return KeyedTensor(self._embedding_names, self._length_per_key, values)
 
 
-def _kernel(location: Any, device: torch.device) -> EmbeddingComputeKernel:
+def kernel_at(location: Any, device: torch.device) -> EmbeddingComputeKernel:
     """The kernel that keeps rows at FBGEMM's ``EmbeddingLocation``."""
     if location is None:
         return EmbeddingComputeKernel.FUSED
@@ -168,8 +173,8 @@ def _kernel(location: Any, device: torch.device) -> EmbeddingComputeKernel:
     return _PLACES[name]
 
 
-def _whole(
-    table: EmbeddingBagConfig,
+def whole_table(
+    table: EmbeddingBagConfig | EmbeddingConfig,
     names: list[str],
     kernel: EmbeddingComputeKernel,
     *,
@@ -186,7 +191,7 @@ def _whole(
         weight_init_max=table.get_weight_init_max(),
         weight_init_min=table.get_weight_init_min(),
         init_fn=table.init_fn,
-        pooling=table.pooling,
+        pooling=table.pooling if isinstance(table, EmbeddingBagConfig) else PoolingType.NONE,
         is_weighted=weighted,
         compute_kernel=kernel,
         local_rows=table.num_embeddings,

@@ -1,0 +1,38 @@
+"""Normalised entropy of predictions that are first recalibrated for a sample of the negative examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from tessera.training.metrics.metrics_namespace import MetricNamespace
+from tessera.training.metrics.ne import NEMetricComputation
+from tessera.training.metrics.rec_metric import RecMetric
+from tessera.training.metrics.recalibration import recalibrated
+from tessera.training.metrics.sums import Sums
+
+
+class RecalibratedNEMetricComputation(NEMetricComputation):
+    """The sums of `RecalibratedNEMetric`.
+
+    Args:
+        recalibration_coefficient: the share of negative examples that the model was trained on.
+    """
+
+    def __init__(self, *args: Any, recalibration_coefficient: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._coefficient = recalibration_coefficient
+
+    def _of_batch(
+        self, predictions: Tensor, labels: Tensor, weights: Tensor, **kwargs: Any
+    ) -> Sums:
+        predictions = recalibrated(predictions, self._coefficient)
+        return super()._of_batch(predictions, labels, weights, **kwargs)
+
+
+class RecalibratedNEMetric(RecMetric):
+    """Normalised entropy of recalibrated predictions."""
+
+    _namespace = MetricNamespace.RECALIBRATED_NE
+    _computation_class = RecalibratedNEMetricComputation
