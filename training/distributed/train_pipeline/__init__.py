@@ -2,11 +2,13 @@
 
 # isort: skip_file
 # fmt: off
+from tessera.training.distributed.train_pipeline.contexts import (
+    PrefetchTrainPipelineContext as PrefetchTrainPipelineContext,
+    TrainPipelineContext as TrainPipelineContext,
+)
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward as BaseForward, KJTAllToAllForward as KJTAllToAllForward,
     PipelinedForward as PipelinedForward, PrefetchPipelinedForward as PrefetchPipelinedForward,
-    PrefetchTrainPipelineContext as PrefetchTrainPipelineContext,
-    TrainPipelineContext as TrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.pipelines import (
     TrainPipeline as TrainPipeline, TrainPipelineBase as TrainPipelineBase,

@@ -3,7 +3,7 @@
 # isort: skip_file
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
-from tessera.training.distributed.train_pipeline.forwards import (
+from tessera.training.distributed.train_pipeline.contexts import (
     PrefetchTrainPipelineContext as PrefetchTrainPipelineContext,
     TrainPipelineContext as TrainPipelineContext,
 )

@@ -54,3 +54,16 @@ def hand_over(stream: torch.cuda.Stream | None, *made: Any) -> None:
                 "be reused while it is in use, see Multistreamable"
             )
         part.record_stream(current)
+
+
+def hand_over_all(stream: torch.cuda.Stream | None, made: Any) -> None:
+    """Let the current stream use what ``stream`` made: anything with ``record_stream``, in containers too."""
+    if stream is None:
+        return
+    if isinstance(made, dict):
+        made = list(made.values())
+    if isinstance(made, (list, tuple)):
+        for part in made:
+            hand_over_all(stream, part)
+    elif hasattr(made, "record_stream"):
+        hand_over(stream, made)
