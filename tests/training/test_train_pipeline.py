@@ -191,8 +191,8 @@ def plain_loop(model_type, count=STEPS, kernel="fused"):
     return losses, tables_of(dmp)
 
 
-def drain(pipeline, iterator):
-    losses = []
+def drain(pipeline, iterator, losses=None):
+    losses = [] if losses is None else losses
     while True:
         try:
             loss, _ = pipeline.progress(iterator)

@@ -11,7 +11,7 @@ from tessera.errors import UserError
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyNoWait
 from tessera.training.distributed.train_pipeline.contexts import EmbeddingTrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import BaseForward
-from tessera.training.distributed.train_pipeline.streams import hand_over
+from tessera.training.distributed.train_pipeline.streams import hand_over, record_all
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 
@@ -29,7 +29,11 @@ class InSyncEmbeddingPipelinedForward(BaseForward[EmbeddingTrainPipelineContext]
         return self.context.embedding_a2a_requests
 
     def _result(self) -> Any:
-        return self.context.embedding_a2a_requests.pop(self.name)
+        result = self.context.embedding_a2a_requests.pop(self.name)
+        if self.stream is not None:  # the vectors' memory belongs to the stream of lookups
+            for part in result if isinstance(result, tuple) else (result,):
+                part.callbacks.append(record_all)
+        return result
 
 
 class EmbeddingPipelinedForward(InSyncEmbeddingPipelinedForward):
@@ -39,13 +43,11 @@ class EmbeddingPipelinedForward(InSyncEmbeddingPipelinedForward):
     """
 
     def _result(self) -> Any:
-        result = self.context.embedding_a2a_requests.pop(self.name)
+        result = super()._result()
         if isinstance(result, Awaitable):
             result = result.wait()
         if isinstance(result, tuple):  # with the ids that a map of ids gave
-            vectors, ids = (
-                part.wait() if isinstance(part, Awaitable) else part for part in result
-            )
+            vectors, ids = (part.wait() if isinstance(part, Awaitable) else part for part in result)
             return LazyNoWait(self._detached(vectors)), LazyNoWait(ids)
         return LazyNoWait(self._detached(result))
 
@@ -70,9 +72,7 @@ class EmbeddingPipelinedForward(InSyncEmbeddingPipelinedForward):
             "must be a KeyedTensor or a dictionary of JaggedTensor; train with TrainPipelineSparseDist"
         )
 
-    def _keep(
-        self, tensors: list[Tensor], features: list[Any], leaves: list[Tensor]
-    ) -> None:
+    def _keep(self, tensors: list[Tensor], features: list[Any], leaves: list[Tensor]) -> None:
         self.context.embedding_tensors.append(tensors)
         self.context.embedding_features.append(features)
         self.context.detached_embedding_tensors.append(leaves)

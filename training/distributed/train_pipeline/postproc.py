@@ -67,7 +67,7 @@ class PipelinedPostproc:
         self._context = context
         self._dist_stream = dist_stream
         # Set on the instance: nn.Module.__call__ finds it before the class's.
-        self._postproc_module.forward = self  # type: ignore[method-assign,assignment]
+        self._postproc_module.forward = self
 
     def detach(self) -> None:
         """Give the module its own forward pass back."""

@@ -1,6 +1,6 @@
 """The pipeline that also brings rows into the device's cache ahead of their lookup."""
 
-# ruff: noqa: FBT001, FBT002 - signatures that TorchRec users know
+# ruff: noqa: FBT001, FBT002, PLR0917 - signatures that TorchRec users know
 
 from __future__ import annotations
 

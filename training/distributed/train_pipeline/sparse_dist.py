@@ -14,7 +14,7 @@ Every rank runs the same collectives in the same order, because every rank has t
 the same order; every rank must also have the same number of batches.
 """
 
-# ruff: noqa: FBT001, FBT002 - signatures that TorchRec users know
+# ruff: noqa: FBT001, FBT002, PLR0917 - signatures that TorchRec users know
 
 from __future__ import annotations
 

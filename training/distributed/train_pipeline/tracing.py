@@ -230,7 +230,9 @@ def pipelineable_modules(
         if node.op != "call_module" or not arguments.called_once(node):
             continue
         module = model.get_submodule(str(node.target))
-        infos = arguments.of(node) if isinstance(module, ShardedModule) else None
+        if not isinstance(module, ShardedModule):
+            continue
+        infos = arguments.of(node)
         if infos is not None:
             modules.append((str(node.target), module, infos))
     return RunAhead(modules, list(arguments.postprocs.values()))
