@@ -229,7 +229,8 @@ def staged(library: Library, count: int) -> Losses:
         [
             stage("copy", lambda batch: batch.to(DEVICE), stream),
             stage("ids", sdd.start_sparse_data_dist, stream, sdd.wait_sdd_fill_callback),
-        ]
+        ],
+        compute_stream=stream,
     )
     source, losses = batches(library, count), []
     while (batch := pipeline.progress(source)) is not None:
@@ -264,6 +265,10 @@ CASES: dict[str, Callable[[Library, int], Losses]] = {
 }
 
 
+def _nothing_to_record(_tensor: torch.Tensor, _stream: Any) -> None:
+    """TorchRec records streams on a CPU too, where torch refuses it and there is nothing to record."""
+
+
 def work(
     rank: int, world: tuple[int, int], cases: tuple[str, list[str]], count: int, out: Any
 ) -> None:
@@ -275,6 +280,7 @@ def work(
     )
     os.environ.update(MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
+    torch.Tensor.record_stream = _nothing_to_record  # type: ignore[method-assign,assignment]
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     for name in names:
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tessera.training.distributed.comm.awaitable import Awaitable
     from tessera.training.distributed.plan.sharded_module import ShardedModule
-    from tessera.training.distributed.train_pipeline.tracing import ArgInfo
+    from tessera.training.distributed.train_pipeline.arguments import ArgInfo
     from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 

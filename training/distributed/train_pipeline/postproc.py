@@ -19,8 +19,8 @@ from tessera.training.distributed.train_pipeline.streams import hand_over_all
 if TYPE_CHECKING:
     import torch
 
+    from tessera.training.distributed.train_pipeline.arguments import ArgInfo
     from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
-    from tessera.training.distributed.train_pipeline.tracing import ArgInfo
 
 
 class PipelinedPostproc:
