@@ -17,6 +17,7 @@ from tessera.training.distributed.planner import (
     PlannerError,
     Topology,
     constants,
+    utils,
 )
 from tessera.training.distributed.planner.estimator import (
     EmbeddingPerfEstimatorFactory,
@@ -40,6 +41,7 @@ from tessera.training.distributed.planner.types import (
     CollectiveType,
     CustomTopologyData,
     GeneralizedCommsBandwidth,
+    Storage,
 )
 from tests.training.test_planner import PlannedTables, tables
 
@@ -351,3 +353,13 @@ def test_without_caches_or_without_an_enumerator_nothing_grows():
     assert len(search.propose()) == 1
     search.feedback(partitionable=True, perf_rating=1.0, storage_constraint=gpus())
     assert search.propose() is None
+
+
+def test_units():
+    assert utils.gb_to_bytes(utils.bytes_to_gb(GIB)) == GIB
+    assert utils.mb_to_bytes(utils.bytes_to_mb(3 * 1024**2)) == 3 * 1024**2
+    assert utils.prod([2, 3, 4]) == 24
+    assert utils.storage_repr_in_gb(Storage(GIB, 2 * GIB)) == (
+        "Storage(hbm: 1.0 GB, ddr: 2.0 GB, ssd: 0.0 GB)"
+    )
+    assert utils.sharder_name(torch.nn.Linear) == "torch.nn.modules.linear.Linear"
