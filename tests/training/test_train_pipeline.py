@@ -191,8 +191,8 @@ def plain_loop(model_type, count=STEPS, kernel="fused"):
     return losses, tables_of(dmp)
 
 
-def drain(pipeline, iterator):
-    losses = []
+def drain(pipeline, iterator, losses=None):
+    losses = [] if losses is None else losses
     while True:
         try:
             loss, _ = pipeline.progress(iterator)
@@ -276,15 +276,13 @@ def attached_modules(model_type):
     dmp, optimizer = sharded(model_type)
     pipeline = TrainPipelineSparseDist(dmp, optimizer, rank_device())
     pipeline.progress(batches(dist.get_rank()))
-    names = sorted(forward.name for forward in pipeline._forwards)
-    with pytest.raises(UserError, match="batches are in the pipeline"):
-        pipeline.detach()
-    waiting = pipeline._context.input_dist_tensors_requests
-    held, pipeline._context.input_dist_tensors_requests = waiting, {}
+    names = sorted(forward.name for forward in pipeline._attached.forwards)
+    waiting = pipeline.contexts[0].input_dist_tensors_requests
+    held, pipeline.contexts[0].input_dist_tensors_requests = waiting, {}
     with pytest.raises(UserError, match=r"called without the pipeline .* detach"):
         dmp(next(batches(dist.get_rank())))
-    pipeline._context.input_dist_tensors_requests = held
-    while pipeline._batches:
+    pipeline.contexts[0].input_dist_tensors_requests = held
+    while pipeline.batches:
         pipeline.progress(iter(()))
     pipeline.detach()
     restored = all("forward" not in vars(module) for module in dmp.modules())
@@ -302,7 +300,7 @@ def kept_for_the_next_iterator():
     all_batches = list(batches(dist.get_rank()))
     first = len(drain(pipeline, iter(all_batches[:4])))
     second = len(drain(pipeline, iter(all_batches[4:])))
-    waiting = len(pipeline._batches)
+    waiting = len(pipeline.batches)
     return first, second, waiting
 
 
@@ -391,7 +389,7 @@ class TwoArguments(Model):
 def test_a_model_of_two_arguments_is_refused():
     model = TwoArguments()
     with pytest.raises(UserError, match="takes 2 arguments"):
-        list(pipelineable_modules(model, trace(model)))
+        pipelineable_modules(model, trace(model))
 
 
 def test_arguments_are_taken_from_the_batch():

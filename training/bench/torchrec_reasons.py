@@ -16,7 +16,6 @@ _TBE = "tables are held by `distributed.tables.kernels`, which have an interface
 _STRATEGIES = "one `EmbeddingSharding` serves all strategies, which are records of `distributed.sharding.registry`"
 _ESTIMATES = "times come from bandwidths and bytes in `distributed.planner.shard_estimators`"
 _PLANNER = "a tool of TorchRec's own planner"
-_PIPELINE = "the steps of a pipeline are one `progress`; these stages are not here"
 _METRICS = (
     "not among the metrics that are here; one's own is a class of `metrics.sums.SumsComputation`"
 )
@@ -25,7 +24,6 @@ _SERVING = "models are packaged and served by `tessera package-model` and `tesse
 _INSIDE = "a helper that TorchRec's own modules call"
 
 ELSEWHERE: dict[str, str] = {
-    "distributed.planner.estimator.estimator.EmbeddingPerfEstimator": "`distributed.planner.shard_estimators`",
     "optim.rowwise_adagrad.adagrad": "the class `RowWiseAdagrad` beside it",
     "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor": "the constructor checks its fields",
 }
@@ -69,30 +67,35 @@ REASONS: list[tuple[str, str]] = [
     (r"distributed\.sharding\..*", _STRATEGIES),
     (r"distributed\.planner\.(estimator|shard_estimators)\..*", _ESTIMATES),
     (
-        r"distributed\.planner\.utils\.placement",
-        "`distributed.sharding.by_hand.placement` names a rank's device",
+        r"distributed\.planner\.types\.(HardwareConfig|KernelConfig|TrainerConfig|Topology(ConfigBase|Factory))",
+        "a `Topology` is made by its constructor",
     ),
     (r"distributed\.planner\..*", _PLANNER),
     (
-        r"distributed\.train_pipeline\.(pipeline_context|runtime_forwards|train_pipelines)\.(\w*Embedding\w+|CPU\w+)",
-        _PIPELINE,
+        r"distributed\.train_pipeline\.(tracing\.\w+Step(Factory)?|types\.(BaseArgInfoStep|CallArgs|ArgInfo))",
+        "`distributed.train_pipeline.ArgInfo` has other fields: `take` follows names and keys into a batch",
     ),
     (
-        r"distributed\.train_pipeline\.tracing\.\w+Step(Factory)?",
-        "`ArgInfo.take` follows names and keys into a batch",
+        r"distributed\.train_pipeline\.backward_injection\..*",
+        "work within a backward pass is a hook of torch's own, `Tensor.register_hook`",
     ),
     (
-        r"distributed\.train_pipeline\.(types\.ArgInfo|tracing\.ArgInfo)",
-        "`distributed.train_pipeline.ArgInfo` has other fields",
+        r"distributed\.train_pipeline\.(experimental_pipelines\..*|\w+\.CPUEmbedding\w+)",
+        "experiments of TorchRec's: tables and optimizer states that wait in host memory, copies by threads",
     ),
     (
-        r"distributed\.train_pipeline\.(backward_injection|experimental_pipelines|gradient_accumulation|pipeline_stage|postproc|tracing|types|utils)\..*",
-        _PIPELINE,
+        r"distributed\.train_pipeline\.train_pipelines\.TrainPipelineSparseDistCompAutograd",
+        "compiled autograd is private to torch; `TrainPipelinePT2` compiles a model",
     ),
     (
-        r"distributed\.train_pipeline\.train_pipelines\.(Eval|Staged|TorchCompile|ModelDetached|TrainPipelineFused|TrainPipelinePT2|TrainPipelineSemi|TrainPipelineSparseDistCompAutograd|TrainPipelineSparseDistLite)\w*",
-        _PIPELINE,
+        r"distributed\.train_pipeline\.train_pipelines\.ModelDetachedException",
+        "nothing raises it: `progress` attaches a model that was detached",
     ),
+    (
+        r"distributed\.train_pipeline\.runtime_forwards\.PrefetchEmbedding\w+",
+        "rows that are prefetched are looked up in the forward pass",
+    ),
+    (r"distributed\.train_pipeline\.(postproc|tracing|types|utils)\..*", _INSIDE),
     (
         r"distributed\.(batched_embedding_kernel|quant_embedding_kernel|embedding_kernel|composable\.\w+|fused_params)\..*",
         _TBE,
@@ -143,7 +146,10 @@ REASONS: list[tuple[str, str]] = [
         "`models.dlrm` and `models.architectures` have their own parts",
     ),
     (r"modules\.regroup\..*", _INSIDE),
-    (r"optim\.semi_sync\..*", _PIPELINE),
+    (
+        r"optim\.semi_sync\..*",
+        "optimizers of local and global steps are not here; `TrainPipelineSemiSync` is another thing",
+    ),
     (r"quant\..*", "a quantized collection has one form of state and of alignment"),
     (r"sparse\..*", _INSIDE),
 ]

@@ -36,7 +36,7 @@ class TrainPipelineInOrder(TrainPipelineBase[Any, Any]):
 
     def _forward(self, dataloader_iter: Iterator[Any]) -> tuple[torch.Tensor, Any]:
         del dataloader_iter
-        losses, output = self._model(self._batches[0])
+        losses, output = self._model_fwd(self.batches[0])
         return losses, output
 
 

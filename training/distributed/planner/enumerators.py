@@ -59,6 +59,7 @@ class EmbeddingEnumerator(Enumerator):
         if estimator is None:
             estimator = [EmbeddingPerfEstimator(topology), EmbeddingStorageEstimator(topology)]
         self._estimators = estimator if isinstance(estimator, list) else [estimator]
+        self._sharder_map: dict[str, ModuleSharder[Any]] = {}
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[Any]]
@@ -87,10 +88,14 @@ class EmbeddingEnumerator(Enumerator):
             raise PlannerError(
                 f"constraints name table {unknown[0]!r}; the model's tables are {sorted(seen)[:20]}"
             )
-        sharder_map = {type_name(sharder.module_type): sharder for sharder in sharders}
-        for estimator in self._estimators:
-            estimator.estimate(options, sharder_map)
+        self._sharder_map = {type_name(sharder.module_type): sharder for sharder in sharders}
+        self.populate_estimates(options)
         return options
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Set the memory and the time of every shard, for the sharders of the last `enumerate`."""
+        for estimator in self._estimators:
+            estimator.estimate(sharding_options, self._sharder_map)
 
     def _ways(
         self,

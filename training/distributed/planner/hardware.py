@@ -9,6 +9,11 @@ from typing import TypeVar
 
 from tessera.errors import refuse_unknown
 from tessera.training.distributed.planner import constants
+from tessera.training.distributed.planner.bandwidths import (
+    BasicCommsBandwidths,
+    CustomTopologyData,
+    GeneralizedCommsBandwidth,
+)
 
 Number = TypeVar("Number", int, float)
 
@@ -95,10 +100,13 @@ class Topology:
             ``inter_host_bw`` between hosts, per rank and direction.
         bwd_compute_multiplier: time of a backward pass of tables over that of its forward pass.
         ssd_cap: bytes of disk per rank, for shards whose estimator says that they take some.
+        custom_topology_data: memory of each rank, in the place of ``hbm_cap``, ``ddr_cap``, ``ssd_cap``.
+        generalized_comms_bandwidths: bandwidths of collectives, in the place of ``intra_host_bw`` and
+            ``inter_host_bw``.
 
     Raises:
         ValueError: a size or a bandwidth that is not positive, an unknown device, or hosts that
-            do not divide the world.
+            do not divide the world, or memory of another number of ranks.
     """
 
     def __init__(
@@ -116,6 +124,8 @@ class Topology:
         inter_host_bw: float | None = None,
         bwd_compute_multiplier: float = constants.BWD_COMPUTE_MULTIPLIER,
         ssd_cap: int = 0,
+        custom_topology_data: CustomTopologyData | None = None,
+        generalized_comms_bandwidths: GeneralizedCommsBandwidth | None = None,
     ) -> None:
         refuse_unknown("compute_device", compute_device, ("cpu", "cuda"))
         on_gpu = compute_device == "cuda"
@@ -136,20 +146,34 @@ class Topology:
         if hbm_cap is None:
             hbm_cap = constants.H200_HBM_CAP if on_gpu else 0
         ddr_cap = constants.DDR_CAP if ddr_cap is None else ddr_cap
-        caps = Storage(hbm_cap, ddr_cap, ssd_cap)
-        self.devices = [DeviceHardware(r, caps) for r in range(world_size)]
+        caps = _per_rank(
+            world_size,
+            {"hbm_cap": hbm_cap, "ddr_cap": ddr_cap, "ssd_cap": ssd_cap},
+            custom_topology_data,
+        )
+        self.devices = [DeviceHardware(rank, cap) for rank, cap in enumerate(caps)]
         self.hbm_mem_bw = positive("hbm_mem_bw", hbm_mem_bw)
         self.ddr_mem_bw = positive("ddr_mem_bw", ddr_mem_bw)
         self.hbm_to_ddr_mem_bw = positive("hbm_to_ddr_mem_bw", hbm_to_ddr_mem_bw)
-        self.intra_host_bw = positive(
-            "intra_host_bw",
-            intra_host_bw or (constants.NVLINK_BW if on_gpu else constants.CPU_INTRA_HOST_BW),
-        )
-        self.inter_host_bw = positive(
-            "inter_host_bw",
-            inter_host_bw or (constants.INTER_HOST_BW if on_gpu else constants.CPU_INTER_HOST_BW),
-        )
+        if generalized_comms_bandwidths is None:
+            generalized_comms_bandwidths = BasicCommsBandwidths(
+                inter_host_bw=inter_host_bw
+                or (constants.INTER_HOST_BW if on_gpu else constants.CPU_INTER_HOST_BW),
+                intra_host_bw=intra_host_bw
+                or (constants.NVLINK_BW if on_gpu else constants.CPU_INTRA_HOST_BW),
+            )
+        self.comms_bandwidths = generalized_comms_bandwidths
         self.bwd_compute_multiplier = positive("bwd_compute_multiplier", bwd_compute_multiplier)
+
+    @property
+    def intra_host_bw(self) -> float:
+        """Bytes per second between ranks of one host."""
+        return self.comms_bandwidths.intra_host_bw
+
+    @property
+    def inter_host_bw(self) -> float:
+        """Bytes per second between hosts, per rank and direction."""
+        return self.comms_bandwidths.inter_host_bw
 
     @property
     def num_hosts(self) -> int:
@@ -163,6 +187,14 @@ class Topology:
         other.devices = [DeviceHardware(rank, amount) for rank, amount in enumerate(storage)]
         return other
 
+    def with_bandwidths(self, **bandwidths: float) -> Topology:
+        """The same hardware with other bandwidths of memory, by their names here."""
+        other = object.__new__(Topology)
+        other.__dict__.update(self.__dict__)
+        for name, value in bandwidths.items():
+            setattr(other, name, positive(name, value))
+        return other
+
     def __repr__(self) -> str:
         first = self.devices[0].storage
         return (
@@ -170,6 +202,24 @@ class Topology:
             f"compute_device={self.compute_device!r}, "
             f"hbm={first.hbm / constants.GIB:.1f} GiB, ddr={first.ddr / constants.GIB:.1f} GiB)"
         )
+
+
+def _per_rank(
+    world_size: int, caps: dict[str, int], custom: CustomTopologyData | None
+) -> list[Storage]:
+    """The memory of each rank."""
+    amounts = {}
+    for name, cap in caps.items():
+        amounts[name] = [cap] * world_size
+        if custom is not None and custom.has_data(name):
+            amounts[name] = custom.get_data(name)
+            if len(amounts[name]) != world_size:
+                raise ValueError(
+                    f"{name} of custom_topology_data has {len(amounts[name])} entries; there are "
+                    f"{world_size} ranks"
+                )
+    each = zip(amounts["hbm_cap"], amounts["ddr_cap"], amounts["ssd_cap"], strict=True)
+    return [Storage(hbm, ddr, ssd) for hbm, ddr, ssd in each]
 
 
 def positive(name: str, value: Number) -> Number:

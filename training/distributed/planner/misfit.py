@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.training.distributed.planner.constants import GIB
-from tessera.training.distributed.planner.proposers import options_by_table
+from tessera.training.distributed.planner.search import options_by_table
 from tessera.training.distributed.planner.types import ShardingOption, Topology
 
 

@@ -12,9 +12,10 @@ files; `measure` fills in a machine's own bandwidths.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,10 +27,12 @@ from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.enumerators import EmbeddingEnumerator
+from tessera.training.distributed.planner.hardware import positive
 from tessera.training.distributed.planner.misfit import explain_misfit
 from tessera.training.distributed.planner.partitioners import GreedyPerfPartitioner
 from tessera.training.distributed.planner.perf_models import NoopPerfModel
 from tessera.training.distributed.planner.plan_io import to_sharding_plan
+from tessera.training.distributed.planner.plan_loaders import extract_plan
 from tessera.training.distributed.planner.proposers import (
     DynamicProgrammingProposer,
     GreedyProposer,
@@ -45,6 +48,7 @@ from tessera.training.distributed.planner.types import (
     ParameterConstraints,
     Partitioner,
     PerfModel,
+    PlanLoader,
     PlannerError,
     PlannerErrorType,
     PlanReport,
@@ -54,6 +58,7 @@ from tessera.training.distributed.planner.types import (
     Stats,
     StorageReservation,
     Topology,
+    hash_sha256_str,
 )
 
 logger = logging.getLogger(__name__)
@@ -73,9 +78,16 @@ class EmbeddingShardingPlanner(ShardingPlanner):
         stats: told of every plan; None: `EmbeddingStats`, which logs at level INFO.
         constraints: by table name.
         debug: log every proposal's rating at level INFO too.
+        callbacks: called in turn with the placed options that were chosen; each returns those that
+            are used.
+        timeout_seconds: time for the search; the best plan so far is taken then.
+        plan_loader: brings a plan of an earlier run; where it has one, nothing is searched.
 
     Attributes:
         report: what is known of the last plan beyond the plan; None before it.
+
+    Raises:
+        ValueError: ``timeout_seconds`` is not positive.
     """
 
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
@@ -90,6 +102,9 @@ class EmbeddingShardingPlanner(ShardingPlanner):
         stats: Stats | list[Stats] | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         debug: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
+        timeout_seconds: float | None = None,
+        plan_loader: PlanLoader | None = None,
     ) -> None:
         self._topology = topology or Topology(
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
@@ -115,6 +130,11 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             stats = EmbeddingStats()
         self._stats = stats if isinstance(stats, list) else [stats]
         self._debug = debug
+        self._callbacks = list(callbacks or [])
+        if timeout_seconds is not None:
+            positive("timeout_seconds", timeout_seconds)
+        self._timeout_s = timeout_seconds
+        self.plan_loader = plan_loader
         self.report: PlanReport | None = None
 
     def collective_plan(
@@ -158,7 +178,8 @@ class EmbeddingShardingPlanner(ShardingPlanner):
 
         Raises:
             PlannerError: nothing fits; the message names the table, what is missing and what
-                would help.
+                would help.  Nothing was found to fit in ``timeout_seconds``, or the loaded plan is of
+                other inputs.
         """
         started = time.perf_counter()
         left = self._reservation.reserve(
@@ -167,12 +188,16 @@ class EmbeddingShardingPlanner(ShardingPlanner):
         search_space = self._enumerator.enumerate(module, sharders)
         if not search_space:
             raise PlannerError("the model has no module that a sharder takes; give its sharders")
-        best, ratings = self._search(search_space, left)
+        best, ratings = self._loaded(search_space)
+        if best is None:
+            best, ratings = self._search(search_space, left)
         if best is None:
             raise PlannerError(
                 explain_misfit(search_space, self._topology, left),
                 PlannerErrorType.INSUFFICIENT_STORAGE,
             )
+        for callback in self._callbacks:
+            best = callback(best)
         fitted = [rating for rating in ratings if rating is not None]
         self.report = PlanReport(
             topology=self._topology,
@@ -189,16 +214,57 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             stats.log(plan, self.report)
         return plan
 
+    def hash_planner_context_inputs_str(self) -> str:
+        """A text that is the same for planners that would make the same plan of a model.
+
+        Of the topology, the batch size, the constraints and the classes of the parts.
+        """
+        topology = dict(vars(self._topology))
+        topology["devices"] = [device.storage for device in self._topology.devices]
+        parts = [self._enumerator, self._reservation, self._partitioner, self._model]
+        names = [type(part).__qualname__ for part in [*parts, *self._proposers]]
+        constraints = sorted(self._constraints.items())
+        return hash_sha256_str([sorted(topology.items()), self._batch_size, constraints, names])
+
+    def _loaded(
+        self, search_space: list[ShardingOption]
+    ) -> tuple[list[ShardingOption] | None, list[float | None]]:
+        """The plan of the loader and its rating; None: there is none.
+
+        Raises:
+            PlannerError: it is of other inputs.
+        """
+        if self.plan_loader is None:
+            return None, []
+        known = self.plan_loader.plan_context_hash()
+        if known is not None and known != self.hash_planner_context_inputs_str():
+            raise PlannerError(
+                "the loaded plan was made for another topology, batch size, constraints or parts of the "
+                "planner; give the same ones, or leave plan_loader out to make a plan"
+            )
+        options = self.plan_loader.load()
+        if options is None:
+            return None, []
+        plan = extract_plan(search_space, options)
+        return plan, [self._model.rate(plan)]
+
     def _search(
         self, search_space: list[ShardingOption], left: Topology
     ) -> tuple[list[ShardingOption] | None, list[float | None]]:
-        """The best plan, and the rating of every proposal; None: it does not fit."""
+        """The best plan, and the rating of every proposal; None: it does not fit.
+
+        Raises:
+            PlannerError: the time was over before a proposal fitted.
+        """
+        until = math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
         best: list[ShardingOption] | None = None
         best_rating = float("inf")
         ratings: dict[tuple[int, ...], float | None] = {}
         for proposer in self._proposers:
             proposer.load(search_space, self._enumerator)
             while (proposal := proposer.propose()) is not None:
+                if time.monotonic() > until:
+                    return self._best_in_time(best, ratings.values())
                 key = tuple(id(option) for option in proposal)
                 if key not in ratings:
                     plan, rating = self._try(proposal, left, len(ratings) + 1)
@@ -212,6 +278,18 @@ class EmbeddingShardingPlanner(ShardingPlanner):
                     storage_constraint=left,
                 )
         return best, list(ratings.values())
+
+    def _best_in_time(
+        self, best: list[ShardingOption] | None, ratings: Iterable[float | None]
+    ) -> tuple[list[ShardingOption], list[float | None]]:
+        tried = list(ratings)
+        if best is None:
+            raise PlannerError(
+                f"none of {len(tried)} proposals fitted in timeout_seconds={self._timeout_s}; give the "
+                "search more time, or ranks with more memory"
+            )
+        logger.info("the search ended after %s s with %d proposals", self._timeout_s, len(tried))
+        return best, tried
 
     def _try(
         self, proposal: list[ShardingOption], left: Topology, number: int

@@ -1,98 +1,24 @@
 """Which ways of the tables are tried together."""
 
+# ruff: noqa: PLC0414 - a name that is imported as itself is for those who import it from here
+
 from __future__ import annotations
 
 import heapq
 import itertools
 import math
-from abc import abstractmethod
-from collections.abc import Generator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.training.distributed.planner.types import (
-    Enumerator,
-    Proposer,
-    ShardingOption,
-    Topology,
+from tessera.training.distributed.planner.scaleup import (
+    EmbeddingOffloadScaleupProposer as EmbeddingOffloadScaleupProposer,
 )
+from tessera.training.distributed.planner.search import Proposals, Search, size_of, time_of
+from tessera.training.distributed.planner.types import ShardingOption
 
 
-def options_by_table(search_space: list[ShardingOption]) -> dict[str, list[ShardingOption]]:
-    """The options of every table, by its full name, fastest first."""
-    tables: dict[str, list[ShardingOption]] = {}
-    for option in search_space:
-        tables.setdefault(option.fqn, []).append(option)
-    return {fqn: sorted(options, key=_cost) for fqn, options in tables.items()}
-
-
-def _cost(option: ShardingOption) -> float:
-    """A table's share of every rank's step, were it spread evenly, or of its busiest rank's.
-
-    Both matter: the sum is what all ranks must do, the largest shard cannot be balanced away.
-    """
-    return option.total_perf + max(shard.time.total for shard in option.shards)
-
-
-def _bytes(option: ShardingOption) -> int:
-    storage = option.total_storage
-    return storage.hbm or storage.ddr
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """How a proposal did."""
-
-    rating: float | None  # of its plan; None: it does not fit
-    room: int | None  # bytes that the ranks have for tables; None: the caller does not say
-
-
-Proposals = Generator[list[ShardingOption], _Outcome, None]
-
-
-class _Search(Proposer):
-    """Proposes what a generator yields, which is sent how each of its proposals did."""
-
-    _proposals: Proposals
-    _current: list[ShardingOption] | None = None
-
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Begin a search among these options."""
-        del enumerator
-        self._proposals = self._search(options_by_table(search_space))
-        self._current = next(self._proposals, None)
-
-    @abstractmethod
-    def _search(self, tables: dict[str, list[ShardingOption]]) -> Proposals:
-        """What is proposed, of the options by table."""
-
-    def propose(self) -> list[ShardingOption] | None:
-        """One option per table; None: nothing more to try."""
-        return self._current
-
-    def feedback(
-        self,
-        partitionable: bool,  # noqa: FBT001 - the signature TorchRec users know
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Go on to the next proposal."""
-        del plan
-        devices = storage_constraint.devices if storage_constraint else []
-        room = sum(d.storage.hbm or d.storage.ddr for d in devices) if devices else None
-        try:
-            outcome = _Outcome(perf_rating if partitionable else None, room)
-            self._current = self._proposals.send(outcome)
-        except StopIteration:
-            self._current = None
-
-
-class GreedyProposer(_Search):
+class GreedyProposer(Search):
     """Starts with the fastest way of every table and gives up speed for memory step by step.
 
     While a proposal does not fit, the table that frees most bytes per millisecond lost takes its
@@ -130,8 +56,8 @@ class _Descent:
     def __init__(self, tables: list[list[ShardingOption]]) -> None:
         self._tables = tables
         self._now = [0] * len(tables)
-        self._costs = [[_cost(option) for option in table] for table in tables]
-        self._sizes = [[_bytes(option) for option in table] for table in tables]
+        self._costs = [[time_of(option) for option in table] for table in tables]
+        self._sizes = [[size_of(option) for option in table] for table in tables]
         self.total = sum(sizes[0] for sizes in self._sizes)
         self.smaller: Steps = []
         self.slower: Steps = []
@@ -166,7 +92,7 @@ class _Descent:
         return False
 
 
-class UniformProposer(_Search):
+class UniformProposer(Search):
     """One strategy for all tables, one after the other: the fastest kernels, then the smallest.
 
     A table that does not have the type takes its own fastest way.
@@ -180,10 +106,10 @@ class UniformProposer(_Search):
                 for options in tables.values()
             ]
             yield [ways[0] for ways in ways_by_table]
-            yield [min(ways, key=_bytes) for ways in ways_by_table]
+            yield [min(ways, key=size_of) for ways in ways_by_table]
 
 
-class GridSearchProposer(_Search):
+class GridSearchProposer(Search):
     """Every combination, if there are not too many.
 
     Args:
@@ -200,7 +126,7 @@ class GridSearchProposer(_Search):
                 yield list(choice)
 
 
-class DynamicProgrammingProposer(_Search):
+class DynamicProgrammingProposer(Search):
     """The least total time for each amount of total memory, by dynamic programming.
 
     Memory is counted in bins, so a proposal may take up to one bin per table more than its bin
@@ -222,7 +148,7 @@ class DynamicProgrammingProposer(_Search):
 
     def _search(self, tables: dict[str, list[ShardingOption]]) -> Proposals:
         if tables:
-            outcome = yield [min(options, key=_bytes) for options in tables.values()]
+            outcome = yield [min(options, key=size_of) for options in tables.values()]
             if outcome.room:
                 yield from self._solve(list(tables.values()), outcome.room)
 
@@ -232,14 +158,14 @@ class DynamicProgrammingProposer(_Search):
         choices: list[npt.NDArray[np.int16]] = []
         widths: list[list[int]] = []
         for options in tables:
-            sizes = [round(_bytes(option) / bin_bytes) for option in options]
+            sizes = [round(size_of(option) / bin_bytes) for option in options]
             after = np.full(self._bins + 1, np.inf)
             choice = np.full(self._bins + 1, -1, dtype=np.int16)
             for index, (option, size) in enumerate(zip(options, sizes, strict=True)):
                 if size > self._bins:
                     continue
                 cost = np.full(self._bins + 1, np.inf)
-                cost[size:] = best[: self._bins + 1 - size] + _cost(option)
+                cost[size:] = best[: self._bins + 1 - size] + time_of(option)
                 better = cost < after
                 after[better] = cost[better]
                 choice[better] = index

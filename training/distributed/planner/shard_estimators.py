@@ -12,6 +12,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from tessera.training.distributed.planner import constants
+from tessera.training.distributed.planner.bandwidths import CollectiveType
 from tessera.training.distributed.planner.types import (
     Perf,
     Shard,
@@ -158,19 +159,31 @@ class EmbeddingPerfEstimator(_EstimatorBySize):
         if ranks == 1:
             return 0.0, 0.0
         latency = constants.COLLECTIVE_LATENCY_MS * 1e-3
-        bandwidth = topology.intra_host_bw if topology.num_hosts == 1 else topology.inter_host_bw
+        local = topology.local_world_size
         away = (ranks - 1) / ranks
         vector_bytes = shard.size[1] * constants.OUTPUT_BYTES
         if traffic.averages_gradient:
             table = shard.size[0] * shard.size[1] * option.tensor.element_size()
+            bandwidth = topology.comms_bandwidths.get_bw(local, ranks, CollectiveType.ALL_REDUCE)
             return 0.0, 2 * away * table / bandwidth + latency
-        ids = traffic.ids * _id_bytes(option) * away / bandwidth + latency
-        vectors = traffic.sent_vectors * vector_bytes * away / bandwidth + latency
+        # Sums of rows on several ranks are reduced and scattered; their gradients are gathered.
+        is_summed = option.is_pooled and shard.size[0] < option.tensor.shape[0]
+        exchange = CollectiveType.ALL_TO_ALL
+        forth, back = exchange, exchange
+        if is_summed and not traffic.summed_on_host:
+            forth, back = CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
+
+        def seconds(number: float, local_ranks: int, all_ranks: int, kind: CollectiveType) -> float:
+            return number / topology.comms_bandwidths.get_bw(local_ranks, all_ranks, kind) + latency
+
+        ids = seconds(traffic.ids * _id_bytes(option) * away, local, ranks, exchange)
+        sent = traffic.sent_vectors * vector_bytes * away
+        forward, backward = seconds(sent, local, ranks, forth), seconds(sent, local, ranks, back)
         if traffic.summed_on_host:
-            local = topology.local_world_size
-            inside = (local - 1) / local * traffic.vectors * vector_bytes / topology.intra_host_bw
-            vectors += inside + latency
-        return ids + vectors, vectors
+            inside = (local - 1) / local * traffic.vectors * vector_bytes
+            forward += seconds(inside, local, local, CollectiveType.REDUCE_SCATTER)
+            backward += seconds(inside, local, local, CollectiveType.ALL_GATHER)
+        return ids + forward, backward
 
 
 def _hit_rate(option: ShardingOption) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum, unique
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,15 @@ from tessera.training.distributed.planner.types import (
     StorageReservation,
     Topology,
 )
+
+
+@unique
+class StorageReservationType(str, Enum):
+    """The names of the kinds of reservation, for programs' own configuration."""
+
+    HEURISTIC = "heuristic"
+    FIXED_PERCENTAGE = "fixed_percentage"
+    FIXED_ABSOLUTE = "fixed_absolute"
 
 
 def _less(topology: Topology, fraction: float, fixed_bytes: int) -> Topology:
@@ -55,6 +65,12 @@ class FixedPercentageStorageReservation(StorageReservation):
         if not 0 <= percentage <= 1:
             raise ValueError(f"percentage is {percentage}; give a fraction from 0 to 1")
         self._fraction = percentage
+        self._last: Topology | None = None
+
+    @property
+    def last_reserved_topology(self) -> Topology | None:
+        """What `reserve` returned last; None before it."""
+        return self._last
 
     def reserve(
         self,
@@ -70,7 +86,8 @@ class FixedPercentageStorageReservation(StorageReservation):
             PlannerError: nothing is left.
         """
         fixed = self._fixed_bytes(batch_size, module, sharders, constraints or {})
-        return _less(topology, self._fraction, fixed)
+        self._last = _less(topology, self._fraction, fixed)
+        return self._last
 
     def _fixed_bytes(
         self,
@@ -83,6 +100,38 @@ class FixedPercentageStorageReservation(StorageReservation):
         return 0
 
 
+class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
+    """The same bytes of every rank's memory, whatever the memory's size.
+
+    Args:
+        hbm_reserved_bytes: bytes of the compute device's memory, on each rank.
+
+    Raises:
+        ValueError: a negative number.
+    """
+
+    def __init__(self, hbm_reserved_bytes: int) -> None:
+        if hbm_reserved_bytes < 0:
+            raise ValueError(f"hbm_reserved_bytes is {hbm_reserved_bytes}; give 0 or more bytes")
+        super().__init__(percentage=0.0)
+        self._bytes = hbm_reserved_bytes
+
+    @classmethod
+    def from_gb(cls, hbm_reserved_gb: float) -> FixedAbsoluteStorageReservation:
+        """The same, of gibibytes."""
+        return cls(int(hbm_reserved_gb * constants.GIB))
+
+    def _fixed_bytes(
+        self,
+        _batch_size: int,
+        _module: nn.Module,
+        _sharders: list[ModuleSharder[Any]],
+        _constraints: Mapping[str, ParameterConstraints],
+        /,
+    ) -> int:
+        return self._bytes
+
+
 class HeuristicalStorageReservation(FixedPercentageStorageReservation):
     """A part of the memory, the dense parameters several times, and the ids of a batch.
 
@@ -92,6 +141,8 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
             of optimizer state, all-reduce buckets, and one spare.
         dense_tensor_estimate: bytes of the dense part instead of the multiplied parameters.
     """
+
+    _batches = 3  # two are on the way while a third is worked on
 
     def __init__(
         self,
@@ -131,5 +182,20 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
                 ids += wanted.ids_per_step(per_sample) * (
                     constants.ID_BYTES + constants.WEIGHT_BYTES
                 )
-        # Two batches are on the way while a third is worked on.
-        return dense + int(3 * ids)
+        return dense + int(self._batches * ids)
+
+
+class InferenceStorageReservation(HeuristicalStorageReservation):
+    """A part of the memory, the dense parameters once, and the ids of one batch.
+
+    Every rank holds the dense part.
+
+    Args:
+        percentage: fraction for activations, the allocator's losses and libraries.
+        dense_tensor_estimate: bytes of the dense part instead of its parameters'.
+    """
+
+    _batches = 1
+
+    def __init__(self, percentage: float, dense_tensor_estimate: int | None = None) -> None:
+        super().__init__(percentage, 1.0, dense_tensor_estimate)

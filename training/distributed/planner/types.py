@@ -7,6 +7,7 @@ time that each shard takes (`ShardEstimator`); a `Proposer` picks one way per ta
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -18,18 +19,29 @@ from torch import Tensor, nn
 from tessera.errors import UserError, refuse_unknown
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.distributed.planner.bandwidths import (
+    BasicCommsBandwidths,
+    CollectiveType,
+    CustomTopologyData,
+    GeneralizedCommsBandwidth,
+)
 from tessera.training.distributed.planner.constraints import ParameterConstraints
 from tessera.training.distributed.planner.hardware import DeviceHardware, Perf, Storage, Topology
 from tessera.training.distributed.sharding.registry import PartitionByType, strategy_of
 
 __all__ = [
+    "BasicCommsBandwidths",
+    "CollectiveType",
+    "CustomTopologyData",
     "DeviceHardware",
     "Enumerator",
+    "GeneralizedCommsBandwidth",
     "ParameterConstraints",
     "PartitionByType",
     "Partitioner",
     "Perf",
     "PerfModel",
+    "PlanLoader",
     "PlanReport",
     "PlannerError",
     "PlannerErrorType",
@@ -42,6 +54,8 @@ __all__ = [
     "Storage",
     "StorageReservation",
     "Topology",
+    "hash_sha256_str",
+    "hash_sha256_to_int",
 ]
 
 
@@ -162,6 +176,14 @@ class ShardingOption:
             total += shard.time.total
         return total
 
+    def storage_hash(self) -> int:
+        """A number that says which way of which table it is, the same in every process.
+
+        Of the table's full name, the strategy, the kernel and the shards' rectangles.
+        """
+        shards = [(list(shard.offset), list(shard.size)) for shard in self.shards]
+        return hash_sha256_to_int([self.fqn, self.sharding_type, self.compute_kernel, shards])
+
     def placed(self, ranks: Sequence[int]) -> ShardingOption:
         """A copy whose shards lie on ``ranks``."""
         shards = [
@@ -180,6 +202,16 @@ def per_rank(
         for shard in option.shards:
             totals[shard.place] += value(shard)
     return totals
+
+
+def hash_sha256_str(hashable_list: list[Any]) -> str:
+    """The SHA-256 of a list's text, in hexadecimal."""
+    return hashlib.sha256(str(hashable_list).encode()).hexdigest()
+
+
+def hash_sha256_to_int(hashable_list: list[Any]) -> int:
+    """The SHA-256 of a list's text as a number."""
+    return int(hash_sha256_str(hashable_list), 16)
 
 
 @unique
@@ -224,6 +256,31 @@ class Enumerator(ABC):
         self, module: nn.Module, sharders: list[ModuleSharder[Any]]
     ) -> list[ShardingOption]:
         """Every way of every table of ``module`` that a sharder takes."""
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Estimate options that were changed since they were listed.
+
+        Raises:
+            NotImplementedError: an enumerator of a program's own that has no such method.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot estimate options that were changed"
+        )
+
+
+class PlanLoader(ABC):
+    """Brings a plan that was made before; a planner that is given one does not search.
+
+    See `tessera.training.distributed.planner.plan_loaders.PlanFile` for one that reads a file.
+    """
+
+    @abstractmethod
+    def load(self) -> dict[int, ShardingOption] | None:
+        """Placed options by `ShardingOption.storage_hash`; None: there is no plan, so make one."""
+
+    @abstractmethod
+    def plan_context_hash(self) -> str | None:
+        """What the planner's ``hash_planner_context_inputs_str`` was for that plan; None: not known."""
 
 
 class StorageReservation(ABC):

@@ -1,4 +1,4 @@
-"""What a pipeline puts in the place of sharded modules' forward passes, and what it hands to them.
+"""What a pipeline puts in the place of sharded modules' forward passes.
 
 The input was sent ahead; what is left is to wait for it, look up, and send the results.
 """
@@ -6,75 +6,36 @@ The input was sent ahead; what is left is to wait for it, look up, and send the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 
 from tessera.errors import UserError
+from tessera.training.distributed.train_pipeline.contexts import (
+    PrefetchTrainPipelineContext,
+    TContext,
+    TrainPipelineContext,
+)
 from tessera.training.distributed.train_pipeline.streams import hand_over, on_stream
 from tessera.training.distributed.travel.kjt_all_to_all import KJTSplitsAllToAllMeta
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+    from tessera.training.distributed.comm.awaitable import Awaitable
     from tessera.training.distributed.plan.sharded_module import ShardedModule
-    from tessera.training.distributed.train_pipeline.tracing import ArgInfo
-    from tessera.training.distributed.travel.features_awaitable import FusedKJTListSplitsAwaitable
+    from tessera.training.distributed.train_pipeline.arguments import ArgInfo
     from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-    from tessera.training.streamable import Multistreamable
-
-
-@dataclass
-class TrainPipelineContext:
-    """Holds the input of sharded modules that is being sent, by the modules' paths in the model.
-
-    A batch's input is first in ``input_dist_splits_requests``: the ranks tell each other how much
-    they will send.  Then it is in ``input_dist_tensors_requests``: the ids travel.  The forward
-    pass takes it out.
-
-    Attributes:
-        input_dist_splits_requests: first waits, of the next batch.
-        input_dist_tensors_requests: second waits.
-        module_contexts: the modules' contexts of the batch in ``input_dist_tensors_requests``.
-        module_contexts_next_batch: those of the batch in ``input_dist_splits_requests``.
-        fused_splits_awaitables: sizes of several modules in one exchange, with the modules' paths.
-    """
-
-    input_dist_splits_requests: dict[str, Awaitable[Any]] = field(default_factory=dict)
-    input_dist_tensors_requests: dict[str, Awaitable[Any]] = field(default_factory=dict)
-    module_contexts: dict[str, Multistreamable] = field(default_factory=dict)
-    module_contexts_next_batch: dict[str, Multistreamable] = field(default_factory=dict)
-    fused_splits_awaitables: list[tuple[list[str], FusedKJTListSplitsAwaitable[Any]]] = field(
-        default_factory=list
-    )
-
-
-@dataclass
-class PrefetchTrainPipelineContext(TrainPipelineContext):
-    """The same, and input whose rows are being brought into the device's cache.
-
-    Attributes:
-        module_input_post_prefetch: input that arrived and was prefetched for.
-        module_contexts_post_prefetch: the modules' contexts of that batch.
-    """
-
-    module_input_post_prefetch: dict[str, Multistreamable] = field(default_factory=dict)
-    module_contexts_post_prefetch: dict[str, Multistreamable] = field(default_factory=dict)
-
-
-TContext = TypeVar("TContext", bound=TrainPipelineContext)
 
 
 class BaseForward(ABC, Generic[TContext]):
-    """A forward pass whose input comes from a pipeline's context.
+    """A forward pass whose input comes from a batch's context.
 
     Attributes:
         name: the module's path.
         args: what of the batch the module is called with.
         module: the module.
-        context: the pipeline's.
+        context: the context of the batch whose forward pass is next.
         stream: the stream that the input arrives on; None on a CPU.
     """
 
@@ -94,13 +55,27 @@ class BaseForward(ABC, Generic[TContext]):
         self.context = context
         self.stream = stream
 
-    def start_input_dist(self, batch: Any) -> Awaitable[Any]:
-        """Begin sending the module's part of ``batch``."""
+    def set_context(self, context: TContext) -> None:
+        """Take the input of the next forward pass from ``context``."""
+        self.context = context
+
+    def get_context(self) -> TContext:
+        """Return the context of the batch whose forward pass is next."""
+        return self.context
+
+    def start_input_dist(self, batch: Any, context: TContext) -> Awaitable[Any]:
+        """Begin sending the module's part of ``batch``, whose context is ``context``."""
         ctx = self.module.create_context()
-        self.context.module_contexts_next_batch[self.name] = ctx
+        context.module_contexts[self.name] = ctx
         positional = [info.take(batch) for info in self.args if info.name is None]
         by_name = {info.name: info.take(batch) for info in self.args if info.name is not None}
         return self.module.input_dist(ctx, *positional, **by_name)
+
+    def arrived(self, context: TContext, stream: torch.cuda.Stream | None) -> tuple[Any, Any]:
+        """Take the module's input and its own context out of ``context``; the input arrives on ``stream``."""
+        with on_stream(stream):
+            data = context.input_dist_tensors_requests.pop(self.name).wait()
+        return data, context.module_contexts.pop(self.name)
 
     @property
     @abstractmethod
@@ -108,10 +83,10 @@ class BaseForward(ABC, Generic[TContext]):
         """What was sent ahead, by the modules' paths."""
 
     @abstractmethod
-    def _received(self, sent: Any) -> tuple[Any, Any]:
-        """The module's input and its context."""
+    def _result(self) -> Any:
+        """The module's result for what was sent ahead."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Look up and send the results; the arguments were sent ahead and are not looked at."""
         del args, kwargs
         if self.name not in self._sent:
@@ -119,9 +94,7 @@ class BaseForward(ABC, Generic[TContext]):
                 f"module {self.name!r} was called without the pipeline that it is attached to; "
                 "call the pipeline's progress(), or its detach() before the model itself"
             )
-        data, ctx = self._received(self._sent.pop(self.name))
-        hand_over(self.stream, data, ctx)
-        return self.module.compute_and_output_dist(ctx, data)
+        return self._result()
 
 
 class PipelinedForward(BaseForward[TrainPipelineContext]):
@@ -131,10 +104,10 @@ class PipelinedForward(BaseForward[TrainPipelineContext]):
     def _sent(self) -> dict[str, Any]:
         return self.context.input_dist_tensors_requests
 
-    def _received(self, sent: Any) -> tuple[Any, Any]:
-        with on_stream(self.stream):
-            data = sent.wait()
-        return data, self.context.module_contexts.pop(self.name)
+    def _result(self) -> Any:
+        data, ctx = self.arrived(self.context, self.stream)
+        hand_over(self.stream, data, ctx)
+        return self.module.compute_and_output_dist(ctx, data)
 
 
 class PrefetchPipelinedForward(BaseForward[PrefetchTrainPipelineContext]):
@@ -154,8 +127,11 @@ class PrefetchPipelinedForward(BaseForward[PrefetchTrainPipelineContext]):
     def _sent(self) -> dict[str, Any]:
         return self.context.module_input_post_prefetch
 
-    def _received(self, sent: Any) -> tuple[Any, Any]:
-        return sent, self.context.module_contexts_post_prefetch.pop(self.name)
+    def _result(self) -> Any:
+        data = self.context.module_input_post_prefetch.pop(self.name)
+        ctx = self.context.module_contexts_post_prefetch.pop(self.name)
+        hand_over(self.stream, data, ctx)
+        return self.module.compute_and_output_dist(ctx, data)
 
 
 class KJTAllToAllForward:

@@ -1,50 +1,26 @@
 """Finding the sharded modules whose input can be sent ahead of the forward pass.
 
 The model is traced symbolically.  A sharded module qualifies if everything that it is called with
-is a part of the batch itself: ``batch.sparse_features``, ``batch["ids"].user``.  What is computed
+is a part of the batch itself: ``batch.sparse_features``, ``batch["ids"].user``, or a result of modules
+that may run ahead (see `tessera.training.distributed.train_pipeline.postproc`).  What else is computed
 on the way to it cannot be known before the forward pass runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tessera.errors import UserError
 from tessera.training.distributed.plan.sharded_module import ShardedModule, outermost
+from tessera.training.distributed.train_pipeline.arguments import ArgInfo
+from tessera.training.distributed.train_pipeline.postproc import PipelinedPostproc
 from tessera.training.sparse.wrapped_steps import wrapped_functions_take_sparse_types
-
-
-@dataclass
-class ArgInfo:
-    """Says which part of the batch an argument is.
-
-    Attributes:
-        input_attrs: names or keys on the way into the batch; empty: the batch itself.
-        is_getitems: for each of them, whether it is ``[key]`` rather than ``.name``.
-        name: of a keyword argument; None for a positional one.
-        constant: the argument itself, where it is not a part of the batch but written in the model.
-        is_constant: whether it is.
-    """
-
-    input_attrs: list[Any]
-    is_getitems: list[bool]
-    name: str | None
-    constant: Any = None
-    is_constant: bool = False
-
-    def take(self, batch: Any) -> Any:
-        """Return the argument for this batch."""
-        if self.is_constant:
-            return self.constant
-        value = batch
-        for attribute, is_item in zip(self.input_attrs, self.is_getitems, strict=True):
-            value = value[attribute] if is_item else getattr(value, attribute)
-        return value
 
 
 class Tracer(fx.Tracer):
@@ -105,28 +81,109 @@ def trace(model: nn.Module) -> fx.Graph:
         ) from error
 
 
-def _arg_info(argument: Any, name: str | None) -> ArgInfo | None:
-    """How to take ``argument`` from the batch; None if it is computed."""
-    attributes: list[Any] = []
-    is_getitems: list[bool] = []
-    while isinstance(argument, fx.Node) and argument.op == "call_function":
-        accessor = getattr(argument.target, "__name__", "")
-        if accessor not in {"getattr", "getitem"} or isinstance(argument.args[1], fx.Node):
+@dataclass
+class RunAhead:
+    """What of a model a pipeline may run ahead.
+
+    Attributes:
+        modules: path, module and arguments of the sharded modules whose ids can be sent ahead.
+        postprocs: the modules that run on the batch before that.
+    """
+
+    modules: list[tuple[str, ShardedModule[Any, Any, Any, Any], list[ArgInfo]]]
+    postprocs: list[PipelinedPostproc]
+
+
+class _Arguments:
+    """Says how the arguments of a graph's steps are taken from the batch."""
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, *, pipeline_postproc: bool) -> None:
+        self._model = model
+        self._pipeline_postproc = pipeline_postproc
+        self._calls = Counter(str(n.target) for n in graph.nodes if n.op == "call_module")
+        self.postprocs: dict[str, PipelinedPostproc] = {}
+
+    def called_once(self, node: fx.Node) -> bool:
+        """Whether the module of ``node`` is called nowhere else."""
+        return self._calls[str(node.target)] == 1
+
+    def of(self, node: fx.Node) -> list[ArgInfo] | None:
+        """The arguments that a module is called with; None if one of them is computed."""
+        found = [self._info(argument, None) for argument in node.args]
+        found += [self._info(argument, name) for name, argument in node.kwargs.items()]
+        infos = [info for info in found if info is not None]
+        return infos if len(infos) == len(found) else None
+
+    def _info(self, argument: Any, name: str | None) -> ArgInfo | None:
+        """How to take ``argument`` from the batch; None if it is computed."""
+        attributes: list[Any] = []
+        is_getitems: list[bool] = []
+        while isinstance(argument, fx.Node) and argument.op == "call_function":
+            accessor = getattr(argument.target, "__name__", "")
+            if accessor not in {"getattr", "getitem"} or isinstance(argument.args[1], fx.Node):
+                return None
+            attributes.insert(0, argument.args[1])
+            is_getitems.insert(0, accessor == "getitem")
+            argument = argument.args[0]
+        if isinstance(argument, fx.Node):
+            if argument.op == "placeholder":
+                return ArgInfo(attributes, is_getitems, name)
+            postproc = self._postproc(argument) if argument.op == "call_module" else None
+            if postproc is None:
+                return None
+            return ArgInfo(attributes, is_getitems, name, source=postproc.take)
+        if isinstance(argument, (list, tuple, dict)):
+            return self._collection(argument, name)
+        return ArgInfo([], [], name, constant=argument, is_constant=True)
+
+    def _collection(
+        self, argument: list[Any] | tuple[Any, ...] | dict[Any, Any], name: str | None
+    ) -> ArgInfo | None:
+        """A list, tuple or dictionary, whose elements are each taken from the batch."""
+        by_key = argument.items() if isinstance(argument, dict) else enumerate(argument)
+        parts = {key: self._info(part, None) for key, part in by_key}
+        known = {key: info for key, info in parts.items() if info is not None}
+        if len(known) < len(parts):
             return None
-        attributes.insert(0, argument.args[1])
-        is_getitems.insert(0, accessor == "getitem")
-        argument = argument.args[0]
-    if isinstance(argument, fx.Node):
-        return ArgInfo(attributes, is_getitems, name) if argument.op == "placeholder" else None
-    return ArgInfo([], [], name, constant=argument, is_constant=True)
+        made = next(kind for kind in (dict, list, tuple) if isinstance(argument, kind))
+
+        def take(batch: Any) -> Any:
+            taken = {key: info.take(batch) for key, info in known.items()}
+            return taken if made is dict else made(taken.values())
+
+        return ArgInfo([], [], name, source=take)
+
+    def _postproc(self, node: fx.Node) -> PipelinedPostproc | None:
+        """The module of ``node``, if it may run before the forward pass."""
+        path = str(node.target)
+        if path in self.postprocs:
+            return self.postprocs[path]
+        module = self._model.get_submodule(path)
+        if (
+            not self._pipeline_postproc
+            or not self.called_once(node)
+            or isinstance(module, (ShardedModule, torch.jit.ScriptModule))
+            or any(parameter.requires_grad for parameter in module.parameters())
+        ):
+            return None
+        args = self.of(node)
+        if not args:
+            return None
+        self.postprocs[path] = PipelinedPostproc(module, path, args)
+        return self.postprocs[path]
 
 
 def pipelineable_modules(
-    model: nn.Module, graph: fx.Graph
-) -> Iterator[tuple[str, ShardedModule[Any, Any, Any, Any], list[ArgInfo]]]:
-    """Path, module and arguments of the sharded modules that depend on the batch alone.
+    model: nn.Module, graph: fx.Graph, *, pipeline_postproc: bool = False
+) -> RunAhead:
+    """Find the sharded modules that depend on the batch alone.
 
     A module that is called more than once in a forward pass does not qualify.
+
+    Args:
+        model: what was traced.
+        graph: its steps, see `trace`.
+        pipeline_postproc: whether modules without trainable parameters may run ahead on the batch.
 
     Raises:
         UserError: the model takes more than one argument.
@@ -137,16 +194,15 @@ def pipelineable_modules(
             f"the forward pass of {type(model).__name__} takes {len(inputs)} arguments; a pipeline "
             "hands it one, the batch"
         )
-    calls: dict[str, list[fx.Node]] = {}
+    arguments = _Arguments(model, graph, pipeline_postproc=pipeline_postproc)
+    modules = []
     for node in graph.nodes:
-        if node.op == "call_module":
-            calls.setdefault(str(node.target), []).append(node)
-    for path, nodes in calls.items():
-        module = model.get_submodule(path)
-        if not isinstance(module, ShardedModule) or len(nodes) != 1:
+        if node.op != "call_module" or not arguments.called_once(node):
             continue
-        found = [_arg_info(argument, None) for argument in nodes[0].args]
-        found += [_arg_info(argument, name) for name, argument in nodes[0].kwargs.items()]
-        infos = [info for info in found if info is not None]
-        if len(infos) == len(found):
-            yield path, module, infos
+        module = model.get_submodule(str(node.target))
+        if not isinstance(module, ShardedModule):
+            continue
+        infos = arguments.of(node)
+        if infos is not None:
+            modules.append((str(node.target), module, infos))
+    return RunAhead(modules, list(arguments.postprocs.values()))

@@ -1,0 +1,8 @@
+"""The names of ``torchrec.distributed.planner.estimator.config``."""
+
+# isort: skip_file
+# fmt: off
+# ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
+from tessera.training.distributed.planner.estimator.factory import (
+    EmbeddingPerfEstimatorConfig as EmbeddingPerfEstimatorConfig,
+)
