@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.conformance.conformance_harness import RunningServer, commands
 from tests.peers import clients
-from tests.peers.test_peers import requests_of
+from tests.peers.test_peers import kserve_case, requests_of
 
 
 def attempt(client: Callable[..., str], *given: object) -> tuple[str, bool]:
@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument(
         "--python", action="append", default=[], help="another Python that has grpcio; repeatable"
     )
+    parser.add_argument("--kserve", help="a Python that has the package kserve")
     parser.add_argument("--node-modules", help="a folder node_modules with @grpc/grpc-js")
     given = parser.parse_args()
     runs = [
@@ -41,8 +42,13 @@ def main() -> int:
         package, small, large = requests_of(Path(folder))
         for kind in commands():
             with RunningServer(kind, "--model", package, "--drain-propagation-ms", 0) as server:
-                for one in runs:
-                    told, holds = attempt(one, server.address, small, large)
+                attempts = [(one, (server.address, small, large)) for one in runs]
+                if given.kserve:
+                    case = kserve_case(server, small)
+                    kserve = (server.address, server.http_address, case, given.kserve)
+                    attempts.append((clients.kserve, kserve))
+                for one, arguments in attempts:
+                    told, holds = attempt(one, *arguments)
                     failed += not holds
                     sys.stdout.write(f"{kind:8} {told}\n")
                     sys.stdout.flush()

@@ -41,6 +41,10 @@ def grpcio(address: str, small: Path, large: Path, python: str = sys.executable)
     return run(python, HERE / "grpcio_cases.py", address, small, large)
 
 
+def kserve(address: str, http_address: str, case: Path, python: str) -> str:
+    return run(python, HERE / "kserve_cases.py", address, http_address, case)
+
+
 def grpc_js(address: str, small: Path, large: Path, modules: str) -> str:
     return run("node", HERE / "grpc_js_cases.js", address, small, large, NODE_PATH=modules)
 

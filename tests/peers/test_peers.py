@@ -1,13 +1,18 @@
 """The clients that this machine has, against both servers: see `tests.peers`."""
 
+import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request
 from tessera.serving.package.loading import load_package
+from tessera.serving.protocol import inference_pb2 as ipb
+from tessera.serving.protocol import predictor_pb2 as pb
 from tests.conformance.conformance_harness import MODELS, RunningServer, commands
+from tests.kserve_messages import DTYPES, infer_request, raw_infer, tensors_of
 from tests.package_factory import make_package
 from tests.peers import clients
 
@@ -26,11 +31,44 @@ def requests_of(folder):
     return package, *files
 
 
+def kserve_case(server, small):
+    """A file with a request of KServe's protocol, and with what the server answers to our own client."""
+    message = pb.PredictionRequest.FromString(small.read_bytes())
+    message.model_name = "ranker"
+    sent = infer_request(message).SerializeToString()
+    answer = ipb.ModelInferResponse.FromString(raw_infer(server)(sent))
+    case = {
+        "model": message.model_name,
+        "inputs": [
+            {
+                "name": name,
+                "datatype": datatype,
+                "shape": shape,
+                "numbers": np.frombuffer(content, DTYPES[datatype]).tolist(),
+            }
+            for name, datatype, shape, content in tensors_of(message)
+        ],
+        "outputs": {
+            output.name: content.hex()
+            for output, content in zip(answer.outputs, answer.raw_output_contents, strict=True)
+        },
+    }
+    file = small.with_suffix(".json")
+    file.write_text(json.dumps(case), encoding="utf-8")
+    return file
+
+
 @pytest.fixture(scope="module", params=list(commands()))
-def served(request, tmp_path_factory):
+def running(request, tmp_path_factory):
     package, small, large = requests_of(tmp_path_factory.mktemp("peers"))
     with RunningServer(request.param, "--model", package, "--drain-propagation-ms", 0) as server:
-        yield server.address, small, large
+        yield server, small, large
+
+
+@pytest.fixture
+def served(running):
+    server, small, large = running
+    return server.address, small, large
 
 
 def test_grpcio(served):
@@ -49,6 +87,15 @@ def test_grpc_js(served):
     if not (Path(modules) / "@grpc/grpc-js").is_dir():
         pytest.skip("NODE_PATH has no @grpc/grpc-js (npm install @grpc/grpc-js)")
     assert "cases" in clients.grpc_js(*served, modules)
+
+
+def test_kserve(running):
+    python = os.environ.get("TESSERA_KSERVE_PYTHON", "")
+    if not Path(python).is_file():
+        pytest.skip("TESSERA_KSERVE_PYTHON names no Python that has the package kserve")
+    server, small, _ = running
+    case = kserve_case(server, small)
+    assert "cases" in clients.kserve(server.address, server.http_address, case, python)
 
 
 @pytest.mark.parametrize("name", list(clients.LIBRARIES))
