@@ -127,6 +127,10 @@ REFUSALS = {
         _of_body(parameters={"timeout": 1.0}),
         "parameter 'timeout' is neither an int64_param nor a uint64_param",
     ),
+    "timings a number": (
+        _of_body(parameters={"timings": 1}),
+        "parameter 'timings' is not a bool_param",
+    ),
     "timeout negative": (
         _of_body(parameters={"timeout": -1}),
         "parameter 'timeout' is -1, expected 0 to 9223372036854775807",

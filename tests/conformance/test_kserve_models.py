@@ -1,5 +1,6 @@
 """The KServe v2 protocol with Triton's extensions: what it tells of the server and its models."""
 
+import json
 import socket
 import time
 
@@ -139,7 +140,11 @@ def test_metadata_and_config_of_a_model_with_every_group(kind, tasks):
     assert (group.name, group.count, list(group.gpus)) == ("mine", 3, [])
     assert group.kind == ipb.ModelInstanceGroup.KIND_CPU
     assert config.default_model_filename == "tasks.pt"
-    assert {name: value.string_value for name, value in config.parameters.items()} == {
+    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    assert list(json.loads(parameters.pop("features"))) == [
+        *("float_features", "id_list_features", "id_score_list_features")
+    ]
+    assert parameters == {
         "tessera_max_batch_samples": "99",
         "tessera_max_batch_ids": "999",
         "weight_dtype": info["dtype"],

@@ -18,7 +18,7 @@ struct HttpAnswer {
   std::string body = {};
   // How many bytes of a body with binary data behind its JSON are the JSON.
   std::optional<std::size_t> json_bytes = {};
-  std::string policy = {};          // Content-Security-Policy; empty: the answer is no page
+  std::string policy = {};          // Content-Security-Policy; empty: none is sent
   std::string request_id = {};      // printable ASCII; empty: the answer has none
   std::shared_ptr<void> held = {};  // let go when the answer has left, or never will
 };

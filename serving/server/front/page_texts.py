@@ -18,7 +18,7 @@ HEADER = Path(__file__).resolve().parents[3] / "cpp_server" / "src" / "front" / 
 REWRITE = "make page-texts"
 _HERE = Path(__file__).parent
 _PIECE_BYTES = 8_000
-"""Of a C++ string: standard C++ promises 65,536, and shorter ones are read more easily in a difference."""
+"""The most bytes of one C++ string; standard C++ promises room for 65,536."""
 
 _HEADER = Template("""\
 // Generated from serving/server/front by `$rewrite`; not to be edited.
