@@ -15,7 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tessera.errors import UserError
-from tessera.serving.server.observe.collector import Collector, read_collector_headers
+from tessera.serving.server.observe.collector import (
+    Collector,
+    read_collector,
+    read_collector_headers,
+)
 from tessera.serving.server.security.certificates import client_context
 
 _MOST_RECEIVED = 64 * 1024
@@ -113,6 +117,16 @@ class CollectorClient:
             "Connection": "close",
             "User-Agent": "tessera-serve",
         }
+
+
+def check_collector(url: str, ca: str, headers_file: str) -> None:
+    """Refuse files that `CollectorClient` refuses; an empty ``url`` stands for no collector.
+
+    Raises:
+        UserError: one of the files has to be changed.
+    """
+    if url:
+        CollectorClient(read_collector(url), ca, headers_file)
 
 
 def _answer(response: http.client.HTTPResponse) -> CollectorAnswer:
