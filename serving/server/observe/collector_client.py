@@ -106,6 +106,8 @@ class CollectorClient:
             raise NoAnswerError("what it answered is not HTTP") from None
         except OSError as error:
             raise NoAnswerError(error.strerror or str(error)) from None
+        except ValueError:  # of the codec of names, and of ssl
+            raise NoAnswerError("its host cannot be a name") from None
         finally:
             connection.close()
 
