@@ -7,7 +7,8 @@ A bill names
 * the distribution itself;
 * every distribution that it needs at run time, directly or through others, in the version that is installed in the
   environment which builds it.  pip may install other versions within the ranges that the bill gives beside them (the
-  property ``tessera:requirement``), so that for a host that runs Tessera its own environment is what counts;
+  property ``tessera:requirement``), so that for a host that runs Tessera its own environment is what counts; what
+  extras add is left out;
 * what lies inside the wheel and comes from elsewhere: the shared libraries of Debian's packages in
   tessera-rec-server, in just these versions, with the SHA-256 of each file.
 

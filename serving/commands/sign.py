@@ -3,8 +3,8 @@
     tessera sign MODEL.pt --key KEY.pem
     tessera sign MODEL.pt --model-signing-key EC.pem
 
---key puts an Ed25519 signature into the package, so that servers started with --require-signature take it. Every
-record is compared with the manifest first. The file is replaced whole or not at all; a signature that it
+Every record is compared with the manifest first. --key puts an Ed25519 signature into the package, so that servers
+started with --require-signature take it. The file is replaced whole or not at all; a signature that it
 has is replaced. The same package and key always give the same file.
 
 --model-signing-key writes MODEL.pt.sig, a signature of OpenSSF Model Signing over the whole file as it is then,

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tessera.errors import UserError
 from tessera.serving.package.archive import file_identity
 from tessera.serving.package.key_files import read_key_file, write_key_pair
-from tessera.serving.package.records import PackageError
+from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.replace import replacing
 from tessera.serving.package.strict_json import read_strictly
 
@@ -98,16 +98,23 @@ def generate_keys(private: Path, public: Path) -> None:
 
 
 def sign_model(path: Path, key: ec.EllipticCurvePrivateKey, out: Path) -> str:
-    """Sign the file at ``path``, whatever it holds, and write the signature to ``out``.
+    """Sign the package at ``path`` and write the signature to ``out``.
+
+    Every record is compared with the manifest first: what is signed is what the packager wrote.
 
     Returns:
         The file's SHA-256 that was signed, lower-case hex.
 
     Raises:
-        PackageError: the file cannot be read, or was changed meanwhile.
+        PackageError: the package is missing, damaged or changed.
         UserError: ``out`` cannot be written.
     """
+    records = Records(path)
+    records.check(records.manifest().records)
+    records.check_undivided()
     digest = file_sha256(path)
+    if file_identity(path) != records.identity:
+        raise PackageError(path, "was changed while it was being signed; sign it again")
     payload = json.dumps(_statement(path.name, digest), indent=2).encode()
     algorithm = ec.ECDSA(_HASHES[key.curve.name]())
     signature = key.sign(_signed_bytes(payload), algorithm)

@@ -43,6 +43,7 @@ from tessera.serving.server.model.loader import (
     identify_all,
 )
 from tessera.serving.server.observe.access_log import STANDARD_OUTPUT, check_access_log
+from tessera.serving.server.observe.collector_client import check_collector
 from tessera.serving.server.observe.record_files import check_record_folder
 from tessera.serving.server.security.security import Security, Shared
 from tessera.serving.server.shared_slots import SharedSlots
@@ -105,6 +106,7 @@ class Supervisor:
         )
         self._signals = SignalReader()
         check_access_log(config.access_log)
+        check_collector(config.otlp_endpoint, config.otlp_ca, config.otlp_headers_file)
         check_record_folder(config.record)
         self._shared = Shared(
             own_token=secrets.token_urlsafe(32) if config.auth_token_file else "",

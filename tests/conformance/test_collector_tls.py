@@ -132,14 +132,16 @@ def test_a_file_that_cannot_be_used_ends_the_start(kind, package, collectors):
         pytest.skip("needs a server with flags of its own")
     asked = ["--model", package, "--port", "0", "--http-port", "0"]
     asked += ["--otlp-endpoint", "https://127.0.0.1", "--otlp-ca", collectors.headers]
-    ended = subprocess.run(
-        [*commands()[kind], *map(str, asked)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert ended.returncode == 2
-    last = ended.stderr.splitlines()[-1]
-    assert f"{collectors.headers}: is not a file of certificates in PEM" in last
-    assert "Bearer" not in ended.stderr
+    several = [["--processes", "2"]] if kind == "python" else []
+    for more in ([], *several):
+        ended = subprocess.run(
+            [*commands()[kind], *map(str, asked), *more],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert ended.returncode == 2
+        last = ended.stderr.splitlines()[-1]
+        assert f"{collectors.headers}: is not a file of certificates in PEM" in last
+        assert "Bearer" not in ended.stderr

@@ -241,6 +241,14 @@ def test_what_a_user_got_wrong(copy, capsys, monkeypatch, command, expected):
     assert said.count("\n") == 1
 
 
+def test_a_damaged_package_is_not_signed(copy, capsys):
+    (copy / "model.pt.sig").unlink()
+    change_a_byte(copy)
+    assert main(["sign", str(copy / "model.pt"), "--model-signing-key", str(copy / "ec.pem")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (copy / "model.pt.sig").exists()
+
+
 def test_a_signature_that_is_missing(copy, capsys):
     (copy / "model.pt.sig").unlink()
     assert verify(copy) == 2

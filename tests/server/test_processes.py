@@ -448,6 +448,7 @@ def test_calls_that_are_forwarded_are_traced_where_they_are_computed(server, mes
     )
     assert (whole["network.peer.address"], whole["tessera.samples"]) == ("127.0.0.1", 2)
     assert (refused["http.response.status_code"], refused["tessera.samples"]) == (400, 0)
+    assert whole["http.route"] == refused["http.route"] == "/v2/models/{name}/infer"
 
 
 def test_tokens_and_certificates_guard_every_process(package, messages, tmp_path):

@@ -197,6 +197,12 @@ def test_what_a_collector_does_not_take_is_dropped_and_counted():
         assert counts == Counter(sent=1 - dropped, dropped=dropped)
 
 
+@pytest.mark.parametrize("url", ["http://a..b", "https://.a", f"https://{'a' * 64}"])
+def test_a_host_that_cannot_be_one_is_a_failure_like_others(url):
+    with pytest.raises(NoAnswerError):
+        client_of(url).post(b"{}", 0.3)
+
+
 @pytest.mark.parametrize(("scheme", "byte"), [("http", b"H"), ("https", b"\x16")])
 def test_an_answer_that_trickles_is_given_up(scheme, byte):
     ended = threading.Event()

@@ -15,7 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tessera.errors import UserError
-from tessera.serving.server.observe.collector import Collector, read_collector_headers
+from tessera.serving.server.observe.collector import (
+    Collector,
+    read_collector,
+    read_collector_headers,
+)
 from tessera.serving.server.security.certificates import client_context
 
 _MOST_RECEIVED = 64 * 1024
@@ -65,10 +69,16 @@ class CollectorClient:
         Raises:
             NoAnswerError: there was no answer that HTTP knows, or not in time.
         """
+        try:
+            return self._ask(body, limit_s)
+        except (UserError, OSError, http.client.HTTPException, ValueError) as error:
+            raise NoAnswerError(_reason(error)) from None
+
+    def _ask(self, body: bytes, limit_s: float) -> CollectorAnswer:
         collector = self._collector
+        headers = self._headers()
         connection = http.client.HTTPConnection(collector.host, collector.port, timeout=limit_s)
         try:
-            headers = self._headers()
             connection.connect()
             if self._tls is not None:
                 connection.sock = self._tls.wrap_socket(
@@ -87,21 +97,6 @@ class CollectorClient:
                 return _answer(connection.getresponse())
             finally:
                 end.cancel()
-        except UserError as error:
-            raise NoAnswerError(str(error)) from None
-        except TimeoutError:
-            raise NoAnswerError("it did not answer in time") from None
-        except ssl.SSLCertVerificationError as error:
-            why = error.verify_message.rstrip(".")
-            raise NoAnswerError(f"its certificate is not accepted: {why}") from None
-        except ssl.SSLError:
-            raise NoAnswerError("TLS could not be agreed upon") from None
-        except http.client.RemoteDisconnected:
-            raise NoAnswerError("it closed the connection") from None
-        except http.client.HTTPException:
-            raise NoAnswerError("what it answered is not HTTP") from None
-        except OSError as error:
-            raise NoAnswerError(error.strerror or str(error)) from None
         finally:
             connection.close()
 
@@ -113,6 +108,37 @@ class CollectorClient:
             "Connection": "close",
             "User-Agent": "tessera-serve",
         }
+
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (TimeoutError, "it did not answer in time"),
+    (ssl.SSLError, "TLS could not be agreed upon"),
+    (http.client.RemoteDisconnected, "it closed the connection"),
+    (http.client.HTTPException, "what it answered is not HTTP"),
+)
+
+
+def _reason(error: Exception) -> str:
+    """Why there was no answer, as the log tells it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
+    for kind, reason in _REASONS:
+        if isinstance(error, kind):
+            return reason
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # A ValueError of ssl, or of the codec of names, knows nothing of addresses.
+    return str(error) if isinstance(error, UserError) else "its host cannot be a name"
+
+
+def check_collector(url: str, ca: str, headers_file: str) -> None:
+    """Refuse files that `CollectorClient` refuses; an empty ``url`` stands for no collector.
+
+    Raises:
+        UserError: one of the files has to be changed.
+    """
+    if url:
+        CollectorClient(read_collector(url), ca, headers_file)
 
 
 def _answer(response: http.client.HTTPResponse) -> CollectorAnswer:
