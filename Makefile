@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules page-texts config-page metrics-page flags-page docs docs-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules page-texts config-page metrics-page flags-page docs docs-screenshots monitoring-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -137,7 +137,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
-	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py ../slurm/play.py
+	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py ../slurm/play_job.py
 	cd docs/site && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py
 	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py wheels/sbom.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
@@ -183,6 +183,11 @@ docs: install-dev  ## the site of docs/ and of the API, in build/site/index.html
 
 docs-screenshots: docs build  ## pictures of the site and of the status page at 400 and 1200 px, by Chromium, in bench-out/site
 	$(BIN)/python docs/site/screenshots.py --out bench-out/site
+
+MODEL ?= .demo/model.pt
+
+monitoring-screenshots: install-dev build  ## pictures of Prometheus, an alert and traces of both servers under load, in bench-out/monitoring; MODEL=FILE
+	$(BIN)/python deploy/monitoring/screenshots.py --model $(MODEL) --server build/cpp/release/tessera-server --out bench-out/monitoring
 
 # nvcc alone is enough for the check of the CUDA sources; without it there is nothing to compile.
 check-cuda: install

@@ -57,10 +57,10 @@ def faster(text: str) -> str:
 
 
 @contextmanager
-def serving(command: list[str], model: str) -> Iterator[tuple[str, str]]:
-    """A server with a queue of two requests; its gRPC and HTTP addresses."""
+def serving(command: list[str], model: str, *more: str) -> Iterator[tuple[str, str]]:
+    """A server with a queue of two requests and the flags ``more``; its gRPC and HTTP addresses."""
     limits = ["--max-queue-samples", str(2 * _SAMPLES), "--max-request-samples", str(_SAMPLES)]
-    flags = ["--model", model, "--port", "0", "--http-port", "0", *limits]
+    flags = ["--model", model, "--port", "0", "--http-port", "0", *limits, *more]
     process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -75,13 +75,13 @@ def serving(command: list[str], model: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def scraping(target: str, folder: Path) -> Iterator[str]:
-    """A Prometheus with the rules that scrapes ``target`` each second; its address."""
+def scraping(targets: list[str], folder: Path) -> Iterator[str]:
+    """A Prometheus with the rules that scrapes ``targets`` each second; its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     (folder / "alerts.yaml").write_text(faster((FOLDER / "alerts.yaml").read_text()))
-    jobs = [{"job_name": "tessera", "static_configs": [{"targets": [target]}]}]
+    jobs = [{"job_name": "tessera", "static_configs": [{"targets": targets}]}]
     times = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config = {"global": times, "rule_files": ["alerts.yaml"], "scrape_configs": jobs}
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
@@ -146,14 +146,43 @@ def overload(address: str, model: str, stop: threading.Event) -> None:
             call(client, samples)
 
 
+@contextmanager
+def overloaded(addresses: list[str], model: str) -> Iterator[None]:
+    """Keep more calls in flight than the servers take."""
+    stop = threading.Event()
+    callers = [
+        threading.Thread(target=overload, args=(address, model, stop))
+        for address in addresses
+        for _ in range(_CALLERS)
+    ]
+    for caller in callers:
+        caller.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+
+
+def dashboard_panels() -> list[dict[str, Any]]:
+    """The panels of the dashboard, as Grafana reads them."""
+    found: list[dict[str, Any]] = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    return found
+
+
+def plain(query: str) -> str:
+    """A query of the dashboard for every job, server and model."""
+    every = re.sub(r"\$(job|instance|model)", ".*", query)
+    return every.replace("$__rate_interval", "10s")
+
+
 def ask_dashboard(address: str) -> None:
     """Ask every query of the dashboard and say how many give series."""
-    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
-    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
-    filled = 0
-    for query in queries:
-        plain = re.sub(r"\$(job|instance|model)", ".*", query).replace("$__rate_interval", "10s")
-        filled += bool(asked(address, "query", query=plain)["result"])
+    queries = [
+        target["expr"] for panel in dashboard_panels() for target in panel.get("targets", ())
+    ]
+    filled = sum(bool(asked(address, "query", query=plain(query))["result"]) for query in queries)
     print(f"the dashboard: {filled} of {len(queries)} queries give series, and none is refused")
 
 
@@ -169,23 +198,12 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="tessera-alert-") as name,
         serving(command, args.model) as (address, http_address),
-        scraping(http_address, Path(name)) as prometheus,
+        scraping([http_address], Path(name)) as prometheus,
     ):
         wait_for(prometheus, "")
-        stop = threading.Event()
-        callers = [
-            threading.Thread(target=overload, args=(address, args.model, stop))
-            for _ in range(_CALLERS)
-        ]
-        for caller in callers:
-            caller.start()
-        try:
+        with overloaded([address], args.model):
             wait_for(prometheus, "firing")
             ask_dashboard(prometheus)
-        finally:
-            stop.set()
-            for caller in callers:
-                caller.join()
         wait_for(prometheus, "")
     return 0
 

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	_ "google.golang.org/grpc/health" // has the connection ask for the servers' health
 	"google.golang.org/grpc/status"
 
 	pb "tessera/predictor"
@@ -136,10 +137,13 @@ func encode(samples []sample, asStrings bool) (*pb.PredictionRequest, error) {
 	}, nil
 }
 
-// predict sends a request.  round_robin shares calls between all addresses of a name such as dns:///tessera-pods:50051.
+// Calls are shared between the addresses of a name such as dns:///tessera-pods:50051, as long as their health is SERVING.
+const balancing = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}`
+
+// predict sends a request and waits for its answer.
 func predict(address string, request *pb.PredictionRequest) (*pb.PredictionResponse, error) {
 	connection, err := grpc.Dial(address, grpc.WithInsecure(),
-		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"round_robin": {}}]}`))
+		grpc.WithDefaultServiceConfig(balancing))
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ from tessera.serving.package.schema import InputSchema
 METHOD = "/predictor.Predictor/Predict"
 DEFAULT_TIMEOUT_S = 5.0
 # gRPC's own default keeps to the first address that answers.
-_IN_TURN = {"loadBalancingConfig": [{"round_robin": {}}]}
+_IN_TURN: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
 # A server that is about to end says so by its health, and is not called any more while it still answers.
 _WHILE_HEALTHY = _IN_TURN | {"healthCheckConfig": {"serviceName": ""}}
 # gRPC's own 120 s and 30 s are how long a server that came back or was added could be left out.

@@ -1,4 +1,4 @@
-"""deploy/slurm/train.sbatch with programs in place of Slurm's; deploy/slurm/play.py goes through it with a Slurm of its own."""
+"""deploy/slurm/train.sbatch with programs in place of Slurm's; deploy/slurm/play_job.py goes through it with a Slurm of its own."""
 
 import os
 import re

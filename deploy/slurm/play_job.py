@@ -1,6 +1,6 @@
 """Goes through train.sbatch with a Slurm of its own: two nodes on this machine, in a folder, without a cluster.
 
-    python deploy/slurm/play.py
+    python deploy/slurm/play_job.py
 
 Needs root, the programs of Debian's package slurm-wlm, and `tessera` and `torchrun` on the path.  A job trains on two
 nodes and finishes; a second job finds it finished.  Another trains until its time limit is near, is queued again, goes on
