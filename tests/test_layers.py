@@ -16,8 +16,8 @@ from tessera.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "training", "serving")
-# A version, an error type, YAML in bounds, how many CPUs there are, files that are whole or not there, calls of
-# users' own code, and engines that work on partitions: of ours they import one another.
+# A version, an error type, YAML in bounds, how many CPUs there are, files that are whole or not there, which releases
+# go together, calls of users' own code, and engines that work on partitions: of ours they import one another.
 FOUNDATION = (
     "tessera",
     "tessera.bounded_yaml",
@@ -27,6 +27,7 @@ FOUNDATION = (
     "tessera.errors",
     "tessera.partitions",
     "tessera.partitions_on_ray",
+    "tessera.releases",
     "tessera.users_code",
 )
 
