@@ -2,14 +2,20 @@
 # make test    every test that can run here
 # make help    the rest
 #
-# PYTHON=python3.12 chooses the interpreter (3.10 to 3.12); ACCEL=cuda installs the CUDA builds.
+# PYTHON=python3.12 chooses the interpreter (3.10 to 3.14); ACCEL=cuda installs the CUDA builds.
+# TORCH_VERSION=2.14.1 takes another torch (2.11 to 2.14), with the fbgemm-gpu that was made for it.
 
 PYTHON ?= python3
 ACCEL ?= cpu
 VENV ?= .venv
-# fbgemm-gpu follows torch: 1.6 goes with torch 2.11, 1.7 with 2.12, 1.8 with 2.13.
 TORCH_VERSION ?= 2.13.0
-FBGEMM_VERSION ?= 1.8.0
+# fbgemm-gpu follows torch; tessera/releases.py has the same table.
+FBGEMM_OF_2.11 := 1.6.0
+FBGEMM_OF_2.12 := 1.7.0
+FBGEMM_OF_2.13 := 1.8.0
+FBGEMM_OF_2.14 := 1.9.0
+TORCH_RELEASE := $(word 1,$(subst ., ,$(TORCH_VERSION))).$(word 2,$(subst ., ,$(TORCH_VERSION)))
+FBGEMM_VERSION ?= $(or $(FBGEMM_OF_$(TORCH_RELEASE)),$(error TORCH_VERSION=$(TORCH_VERSION) has no fbgemm-gpu that was made for it; take 2.11 to 2.14))
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 ROUNDS ?= 5
@@ -36,8 +42,8 @@ help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "Tessera needs Python 3.10 to 3.12; '$(PYTHON)' is not. Name one: make PYTHON=python3.12 ..."; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' || \
+	  { echo "Tessera needs Python 3.10 to 3.14; '$(PYTHON)' is not. Name one: make PYTHON=python3.12 ..."; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "No virtual environment could be made; on Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
 

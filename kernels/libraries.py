@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 
 from tessera.errors import UserError
+from tessera.releases import fbgemm_remedy, minor_of
 
 
 class LibraryError(UserError):
@@ -42,6 +44,8 @@ class OperatorLibrary:
     file: str = ""
 
 
+# What csrc/built_with.cpp leaves in the library, which is read before the library is loaded.
+_BUILT_WITH = re.compile(rb"tessera operators for torch (\d+\.\d+)")
 _INSTALL_FBGEMM = (
     "install it with: pip install 'tessera-rec[cpu]' (or 'tessera-rec[cuda]' for a GPU)"
 )
@@ -103,22 +107,43 @@ def library_path(name: str) -> Path:
     )
 
 
+@functools.cache
+def torch_of(path: Path) -> str:
+    """The minor release of torch, such as ``2.13``, that our operators in ``path`` were compiled with.
+
+    Empty where the file does not say: it is another project's, or older than the mark.
+    """
+    found = _BUILT_WITH.search(path.read_bytes())
+    return "" if found is None else found[1].decode()
+
+
 def load_libraries(names: Iterable[str]) -> None:
     """Load each library once; one that is loaded already costs nothing.
 
     Raises:
-        LibraryError: a name is unknown, its file is missing, the loader refuses it (built for
-            another torch), or it does not register the operators that it is known for.
+        LibraryError: a name is unknown, its file is missing, it is Tessera's and built for another
+            minor release of torch, the loader refuses it, or it does not register the operators
+            that it is known for.
     """
     for name in names:
         path = library_path(name)
         library = LIBRARIES[name]
+        built_with, running = (
+            torch_of(path) if library.package == "tessera" else "",
+            minor_of(torch.__version__),
+        )
+        if built_with and built_with != running:
+            raise LibraryError(
+                f"operator library {name!r} ({path}) was built with torch {built_with}, and running is torch "
+                f"{torch.__version__}; pip install 'torch=={built_with}.*', or take a wheel of tessera-rec that was "
+                f"made with torch {running} (in a checkout: python kernels/build.py)"
+            )
         try:
             torch.ops.load_library(str(path))  # type: ignore[no-untyped-call] # torch's own
         except OSError as error:
             raise LibraryError(
                 f"operator library {name!r} ({path}) does not load with torch "
-                f"{torch.__version__}: {error}; {library.remedy}"
+                f"{torch.__version__}: {error}; {_remedy(library)}"
             ) from error
         for operator in library.operators:
             namespace, _, short = operator.partition("::")
@@ -127,6 +152,11 @@ def load_libraries(names: Iterable[str]) -> None:
                     f"operator library {name!r} ({path}) does not register {operator}; "
                     f"{library.remedy}"
                 )
+
+
+def _remedy(library: OperatorLibrary) -> str:
+    """What to do about a library that is there and does not load: it is of another torch."""
+    return fbgemm_remedy(torch.__version__) if library.package == "fbgemm_gpu" else library.remedy
 
 
 def cpu_kernels() -> str:

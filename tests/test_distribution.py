@@ -17,8 +17,10 @@ from urllib.parse import unquote
 
 import pytest
 from packaging.requirements import Requirement
+import torch
 
 import tessera
+from tessera import releases
 from tessera.cli import COMMANDS
 from tessera.kernels.libraries import LIBRARIES
 from tests.tracked import tracked_files
@@ -98,6 +100,11 @@ def test_one_version_and_what_needs_what(wheels):
     assert {full["Version"], client["Version"]} == {tessera.__version__}
     needs = [line.split(";")[0].strip() for line in full.get_all("Requires-Dist")]
     assert f"tessera-rec-client=={tessera.__version__}" in needs
+    # What holds machine code is for the torch that it was compiled with, and its fbgemm-gpu.
+    torch_release = releases.minor_of(torch.__version__)
+    fbgemm_release = releases.FBGEMM_OF_TORCH[torch_release]
+    assert f"torch<{releases.after(torch_release)},>={torch_release}" in needs
+    assert f"fbgemm-gpu-cpu<{releases.after(fbgemm_release)},>={fbgemm_release}" in needs
     names = {line.partition("<")[0] for line in client.get_all("Requires-Dist")}
     assert names == {"numpy", "grpcio", "protobuf", "xxhash"}
 
@@ -156,6 +163,20 @@ def test_the_server_of_the_wheel_finds_its_libraries(built, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"tessera-server {tessera.__version__}\n"
     assert metadata_of(path)["Version"] == tessera.__version__
+    other = tmp_path / "other"
+    archive.extractall(other)
+    for name, text in {
+        "lib/libtorch_cpu.so": "",
+        "version.py": "__version__ = '2.9.1+cpu'\n",
+    }.items():
+        (other / "torch" / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / "torch" / name).write_text(text)
+    refused = run("import tessera_rec_server as t; t.main()", other, tmp_path, "--version")
+    assert refused.returncode == 2
+    release = releases.minor_of(torch.__version__)
+    assert (
+        f"was built with torch {release}, and in {other} is torch 2.9.1+cpu; pip" in refused.stderr
+    )
     # Those of the wheel, though this machine has them too.
     libraries = program.parents[1] / "lib"
     engine = libraries / "libtessera-engine.so"

@@ -126,8 +126,32 @@ def test_fbgemm(monkeypatch):
     monkeypatch.setattr(libraries, "fbgemm_version", lambda: "")
     assert doctor_checks.fbgemm().status == "warning"
     monkeypatch.setattr(libraries, "fbgemm_version", lambda: "1.8.0")
-    monkeypatch.setattr(metadata, "distributions", lambda name: [name])
-    assert doctor_checks.fbgemm().found == "fbgemm-gpu and fbgemm-gpu-cpu"
+    with monkeypatch.context() as both:
+        both.setattr(metadata, "distributions", lambda name: [name])
+        assert doctor_checks.fbgemm().found == "fbgemm-gpu and fbgemm-gpu-cpu"
+    monkeypatch.setattr(libraries, "load_libraries", lambda names: None)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    assert doctor_checks.fbgemm().status == "ok"
+    monkeypatch.setattr(torch, "__version__", "2.14.1")
+    found = doctor_checks.fbgemm()
+    assert (found.status, found.found) == (
+        "warning",
+        "1.8.0 loads, but was not made for torch 2.14.1",
+    )
+    assert "fbgemm-gpu-cpu==1.9.*" in found.remedy
+
+
+def test_fbgemm_that_does_not_load_says_which_does(monkeypatch):
+    def broken(path):
+        raise OSError(f"{path}: undefined symbol")
+
+    monkeypatch.setattr(libraries, "fbgemm_version", lambda: "1.8.0")
+    monkeypatch.setattr(torch.ops, "load_library", broken)
+    monkeypatch.setattr(torch, "__version__", "2.12.1")
+    found = doctor_checks.fbgemm()
+    assert found.status == "problem"
+    assert "does not load with torch 2.12.1" in found.found
+    assert found.remedy.startswith("fbgemm-gpu 1.7 goes with torch 2.12: pip install")
 
 
 @pytest.mark.parametrize(

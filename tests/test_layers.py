@@ -16,8 +16,9 @@ from tessera.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "training", "serving")
-# A version, an error type, YAML in bounds, how many CPUs there are, files that are whole or not there, calls of
-# users' own code, engines that work on partitions, and how pages look: of ours they import one another.
+# A version, an error type, YAML in bounds, how many CPUs there are, files that are whole or not there, which releases
+# go together, calls of users' own code, engines that work on partitions, and how pages look: of ours they import one
+# another.
 FOUNDATION = (
     "tessera",
     "tessera.bounded_yaml",
@@ -28,6 +29,7 @@ FOUNDATION = (
     "tessera.partitions",
     "tessera.partitions_on_ray",
     "tessera.plots",
+    "tessera.releases",
     "tessera.report_page",
     "tessera.users_code",
 )

@@ -17,13 +17,7 @@ from types import ModuleType
 import torch
 
 from tessera.errors import UserError
-
-# The pairs that Tessera is made for.
-_TORCH_OF_FBGEMM = {"1.6": "2.11", "1.7": "2.12", "1.8": "2.13"}
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+from tessera.releases import fbgemm_remedy, pair_is_known
 
 
 def _installed_fbgemm() -> str | None:
@@ -31,11 +25,6 @@ def _installed_fbgemm() -> str | None:
         for distribution in metadata.distributions(name=name):
             return distribution.version
     return None
-
-
-def pair_is_known(torch_version: str, fbgemm_version: str) -> bool:
-    """Whether the releases (``2.13.0+cpu``, ``1.8.0``) were made for each other."""
-    return _TORCH_OF_FBGEMM.get(_minor(fbgemm_version)) == _minor(torch_version)
 
 
 def _is_other_than_version_remark(record: logging.LogRecord) -> bool:
@@ -108,6 +97,5 @@ def _load(name: str) -> ModuleType:
     except (ImportError, OSError) as error:
         raise UserError(
             f"fbgemm-gpu {version} does not load with torch {torch.__version__}: {error}; "
-            "install the release that goes with it (1.6 with torch 2.11, 1.7 with 2.12, 1.8 "
-            "with 2.13)"
+            f"{fbgemm_remedy(torch.__version__)}"
         ) from error

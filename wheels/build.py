@@ -41,6 +41,8 @@ from typing import Any
 from client_modules import client_modules
 from sbom import Bundled, write_bill
 
+from tessera.releases import FBGEMM_OF_TORCH, after, minor_of
+
 ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = ROOT / "kernels" / "lib" / "libtessera_ops.so"
 # Of `ldd`: what every glibc system of manylinux has, and what comes with torch's wheel.
@@ -102,8 +104,7 @@ def build_full(folder: Path, args: argparse.Namespace) -> None:
             module_of(path) in CLIENT_MODULES or path.name == "py.typed" or is_stub(path)
         ):
             copy(path, folder)
-    torch = torch_minor()
-    fbgemm = f">=1.{torch - 5},<1.{torch - 4}"  # 1.8 goes with torch 2.13
+    fbgemm = fbgemm_requirement()
     ours = project()
     extras = {
         name: list(lines) for name, lines in ours["optional-dependencies"].items() if name != "dev"
@@ -317,14 +318,26 @@ def name_of(requirement: str) -> str:
     return re.split(r"[<>=!~;\[ ]", requirement, maxsplit=1)[0]
 
 
-def torch_minor() -> int:
-    """13 of the installed torch 2.13.0."""
-    return int(metadata.version("torch").split(".")[1])
+def torch_release() -> str:
+    """``2.13`` of the installed torch 2.13.0, which has to be one that Tessera is made for."""
+    release = minor_of(metadata.version("torch"))
+    if release not in FBGEMM_OF_TORCH:
+        sys.exit(
+            f"wheels/build.py: torch {metadata.version('torch')} is installed, and wheels are made for torch "
+            f"{', '.join(FBGEMM_OF_TORCH)}; install one of these (make TORCH_VERSION=...)"
+        )
+    return release
 
 
 def torch_requirement() -> str:
     """The releases of torch that the machine code loads with."""
-    return f"torch>=2.{torch_minor()},<2.{torch_minor() + 1}"
+    return f"torch>={torch_release()},<{after(torch_release())}"
+
+
+def fbgemm_requirement() -> str:
+    """The releases of fbgemm-gpu that were made for that torch."""
+    fbgemm = FBGEMM_OF_TORCH[torch_release()]
+    return f">={fbgemm},<{after(fbgemm)}"
 
 
 def platform_tag(code: list[Path]) -> str:

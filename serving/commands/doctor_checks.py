@@ -19,14 +19,13 @@ from typing import Literal
 import tessera
 from tessera.cpus import usable_cpus
 from tessera.errors import UserError
+from tessera.releases import FBGEMM_OF_TORCH, PYTHONS, fbgemm_remedy, minor_of, pair_is_known
 from tessera.serving.commands import serve
 from tessera.serving.engine.installed import built_file
 from tessera.serving.server.config import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 
 Status = Literal["ok", "warning", "problem"]
 PROBLEM: Status = "problem"
-_PYTHONS = ((3, 10), (3, 12))
-_TORCHES = range(11, 14)  # minor releases of torch 2
 _FBGEMM = ("fbgemm_gpu_sparse_async_cumsum", "fbgemm_gpu_tbe_inference", "fbgemm_gpu_py")
 _ENOUGH_FILES = 4096
 _ENOUGH_BYTES = 2 << 30
@@ -83,10 +82,10 @@ def _careful(name: str, check: Callable[[], Finding]) -> Finding:
 def python() -> Finding:
     """Whether this Python is one that Tessera is tested with."""
     found = f"{sys.version.split()[0]} ({sys.executable})"
-    first, last = _PYTHONS
-    if first <= sys.version_info[:2] <= last:
+    major, minor = sys.version_info[:2]
+    if f"{major}.{minor}" in PYTHONS:
         return Finding(name="python", status="ok", found=found)
-    remedy = f"install Python {first[0]}.{first[1]} to {last[0]}.{last[1]}"
+    remedy = f"install Python {PYTHONS[0]} to {PYTHONS[-1]}"
     return Finding(name="python", status="problem", found=found, remedy=remedy)
 
 
@@ -107,7 +106,8 @@ def installed_tessera() -> Finding:
 
 def torch_release() -> Finding:
     """Whether torch is there and of a supported release."""
-    supported = f"2.{_TORCHES[0]} to 2.{_TORCHES[-1]}"
+    releases = list(FBGEMM_OF_TORCH)
+    supported = f"{releases[0]} to {releases[-1]}"
     try:
         import torch  # noqa: PLC0415 - one that does not load is what is looked for
     except (ImportError, OSError) as error:
@@ -115,8 +115,7 @@ def torch_release() -> Finding:
         return Finding(
             name="torch", status="problem", found=f"does not load ({error})", remedy=remedy
         )
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    if major == 2 and minor in _TORCHES:
+    if minor_of(torch.__version__) in releases:
         return Finding(name="torch", status="ok", found=torch.__version__)
     remedy = f"Tessera is tested with {supported}"
     return Finding(name="torch", status="warning", found=torch.__version__, remedy=remedy)
@@ -146,6 +145,8 @@ def operators() -> Finding:
 
 def fbgemm() -> Finding:
     """Whether FBGEMM, which training and packaging use, is there and goes with torch."""
+    import torch  # noqa: PLC0415 - loads for seconds
+
     from tessera.kernels.libraries import (  # noqa: PLC0415 - loads torch
         LibraryError,
         fbgemm_version,
@@ -165,10 +166,13 @@ def fbgemm() -> Finding:
     try:
         load_libraries(_FBGEMM)
     except LibraryError as error:
-        remedy = (
-            "install the release that goes with torch: 1.6 with 2.11, 1.7 with 2.12, 1.8 with 2.13"
-        )
-        return Finding(name="fbgemm", status="problem", found=f"{version}: {error}", remedy=remedy)
+        # The line says what to do already.
+        what, _, remedy = str(error).rpartition("; ")
+        return Finding(name="fbgemm", status="problem", found=f"{version}: {what}", remedy=remedy)
+    if not pair_is_known(torch.__version__, version):
+        found = f"{version} loads, but was not made for torch {torch.__version__}"
+        remedy = fbgemm_remedy(torch.__version__)
+        return Finding(name="fbgemm", status="warning", found=found, remedy=remedy)
     return Finding(name="fbgemm", status="ok", found=version)
 
 

@@ -14,13 +14,13 @@ from tessera.serving.package.runner import SHARED_METHOD
 
 @contextmanager
 def expected_deprecation() -> Iterator[None]:
-    """Leave out torch's warning that TorchScript is deprecated.
+    """Leave out torch's warnings that TorchScript is deprecated and, from Python 3.14 on, not supported.
 
     It tells the user nothing that he could change; `tessera.serving.package.runner.Runner` is the place
     where another kind of artifact joins.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated")
+        warnings.filterwarnings("ignore", message=".*torch.jit.*(deprecated|not supported)")
         yield
 
 

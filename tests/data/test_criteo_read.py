@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import tracemalloc
 from pathlib import Path
 
@@ -96,8 +97,9 @@ def test_memory_does_not_grow_with_the_file(
         assert rows == 40_000
         # The module's bound for one process: a task's text and its rows (twice while they are
         # joined), and a tile at work, whose lines are shorter here than Criteo's.  The text is
-        # 50 times a task.
-        assert peak < 4 * task + 30 * tile < plain_file.stat().st_size / 3
+        # 50 times a task.  Buffers of the compressed file are besides: 8 KiB each, 128 KiB from Python 3.14 on.
+        bound = 4 * task + 30 * tile + 3 * io.DEFAULT_BUFFER_SIZE
+        assert peak < bound < plain_file.stat().st_size / 3
 
 
 def test_an_endless_line_is_one_malformed_row(

@@ -88,19 +88,6 @@ def test_training_tables_leave_the_programs_logging_as_it_was():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("torch_version", "fbgemm_version", "known"),
-    [
-        ("2.13.0+cpu", "1.8.0", True),
-        ("2.11.1+cu130", "1.6.0", True),
-        ("2.12.0", "1.8.0", False),
-        ("2.13.0", "1.9.0", False),
-    ],
-)
-def test_pairs_of_releases(torch_version, fbgemm_version, known):
-    assert fbgemm.pair_is_known(torch_version, fbgemm_version) == known
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_only_the_remark_on_a_known_pair_is_dropped(known, caplog):
     with fbgemm._quiet_about_known_pairs(known=known):
@@ -123,5 +110,7 @@ def test_an_fbgemm_that_does_not_load_says_which_would(monkeypatch):
         raise OSError("undefined symbol")
 
     monkeypatch.setattr(fbgemm.importlib, "import_module", fail)
-    with pytest.raises(UserError, match=r"does not load with torch .* undefined symbol; install"):
+    with pytest.raises(
+        UserError, match=r"does not load with torch .* undefined symbol; .* pip install"
+    ):
         fbgemm.import_training_tables()

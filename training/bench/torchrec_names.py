@@ -35,7 +35,7 @@ HEADING = "## Every public name"
 COMMAND = "python -m tessera.training.bench.torchrec_names"
 
 _NOT_PUBLIC = re.compile(
-    r"(^|/)(tests?|test_utils|scripts|benchmarks?|examples|github)(/|$)|(^|/)test_"
+    r"(^|/)(tests?|test_utils|scripts|benchmarks?|examples|github)(/|$)|(^|/)(test|benchmark)_"
 )
 
 
@@ -158,7 +158,7 @@ def main() -> int:
         "--torchrec", type=Path, help="a folder with TorchRec (default: kept names)"
     )
     parser.add_argument(
-        "--version", default="1.8.0", help="which TorchRec that is (default: %(default)s)"
+        "--version", default="1.9.2", help="which TorchRec that is (default: %(default)s)"
     )
     parser.add_argument("--write", action="store_true", help="write the page (default: compare)")
     options = parser.parse_args()

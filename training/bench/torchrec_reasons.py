@@ -30,6 +30,11 @@ ELSEWHERE: dict[str, str] = {
 """Full name without ``torchrec.`` -> what serves."""
 
 REASONS: list[tuple[str, str]] = [
+    (r"experimental\.torch_tpu\..*", "for TPUs; what is here runs on CPUs and NVIDIA's GPUs"),
+    (
+        r"distributed\.maglev\..*",
+        "layers are not divided into stages over ranks (pipeline parallelism)",
+    ),
     (r"metrics\.gauc\..*", "sessions are ranked without padding"),
     (
         r"metrics\.(cpu_\w+|deferrable_\w+|metric_job_types|metric_state_snapshot|noop_\w+)\..*",
@@ -145,7 +150,7 @@ REASONS: list[tuple[str, str]] = [
         r"models\.deepfm\..*|models\.dlrm\..*",
         "`models.dlrm` and `models.architectures` have their own parts",
     ),
-    (r"modules\.regroup\..*", _INSIDE),
+    (r"modules\.(regroup|sorted_index_select)\..*", _INSIDE),
     (
         r"optim\.semi_sync\..*",
         "optimizers of local and global steps are not here; `TrainPipelineSemiSync` is another thing",

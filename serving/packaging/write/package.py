@@ -14,6 +14,7 @@ from torch import Tensor
 import tessera
 from tessera.errors import UserError
 from tessera.kernels.libraries import fbgemm_version
+from tessera.releases import TORCH_BELOW, TORCH_MIN
 from tessera.serving.package.evaluation import Evaluation
 from tessera.serving.package.golden import golden_info, write_golden
 from tessera.serving.package.manifest import (
@@ -29,9 +30,6 @@ from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.servable import ServableModel
 from tessera.serving.packaging.write.archive import write_package
 from tessera.serving.packaging.write.golden import golden_batch
-
-TORCH_MIN = "2.11"
-TORCH_BELOW = "2.14"
 
 
 def write_servable(

@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 
 Holds = Literal["number", "id", "time"]
 
+_YEARS = ("1678", "2261")  # the whole years that 64 bits of nanoseconds around 1970 hold
+_MOST_US = (2**63 - 1) // 1000
 _NUMBER = r"^\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?)\s*$"
 _INTEGER = r"^\s*[+-]?\d{1,18}\s*$"
 _PLAIN_INTEGER = r"^-?(0|[1-9]\d{0,17})$"
@@ -86,6 +88,8 @@ class TextColumn:
             return text, None
         if pa.types.is_timestamp(kind):
             text = pc.replace_substring_regex(text, r"Z\s*$", "")  # there is one clock
+            if not _nanoseconds_reach(text):
+                return _each_time(text, kind)
         try:
             return text.cast(kind), None
         except pa.ArrowInvalid:
@@ -103,16 +107,38 @@ class TextColumn:
         return pc.utf8_trim_whitespace(kept).cast(kind), bad
 
 
+def _nanoseconds_reach(text: Any) -> bool:
+    """Whether 64 bits of nanoseconds hold all the moments: their years are of `_YEARS`.
+
+    Arrow's cast of a text outside of them is an error or, before its release 23, another moment.
+    """
+    years = pc.min_max(pc.utf8_slice_codeunits(text, 0, 4))
+    first, last = years["min"].as_py(), years["max"].as_py()
+    return first is None or (_YEARS[0] <= first and last <= _YEARS[1])
+
+
 def _each_time(text: Any, kind: Any) -> tuple[Any, Any]:
     values, bad = [], []
     for cell in text:
         try:
-            values.append(cell.cast(kind))
+            values.append(_nanoseconds(cell, kind))
             bad.append(False)
         except pa.ArrowInvalid:  # noqa: PERF203 - only where a cell is wrong
-            values.append(pa.scalar(None, kind))
+            values.append(None)
             bad.append(True)
-    return pa.array([value.value for value in values], pa.int64()).cast(kind), pa.array(bad)
+    return pa.array(values, pa.int64()).cast(kind), pa.array(bad)
+
+
+def _nanoseconds(cell: Any, kind: Any) -> int | None:
+    """The moment that one text names; one beyond what nanoseconds reach is the first or the last of them."""
+    try:
+        microseconds = cell.cast(pa.timestamp("us")).value
+    except pa.ArrowInvalid:  # it has digits of nanoseconds, or is not a moment
+        found: int | None = cell.cast(kind).value
+        return found
+    if microseconds is None:
+        return None
+    return 1000 * min(max(int(microseconds), -_MOST_US), _MOST_US)
 
 
 def _separator(text: Any) -> str:

@@ -11,8 +11,7 @@ from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from torch.fx import _symbolic_trace
-from torch.fx._symbolic_trace import ProxyableClassMeta
+from torch.fx._symbolic_trace import ProxyableClassMeta, is_fx_symbolic_tracing
 
 W = TypeVar("W")
 
@@ -63,8 +62,8 @@ class _LazyMeta(GenericMeta, ABCMeta, ProxyableClassMeta):
     """Lets ``torch.fx`` record the making of a lazy result from traced values."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        # Torch's own way to ask whether it traces logs a warning on every program's first call.
-        if not _symbolic_trace._is_fx_tracing_flag:  # noqa: SLF001 - see above
+        # What the base class asks (is_fx_tracing) logs a warning on every program's first call.
+        if not is_fx_symbolic_tracing():
             return type.__call__(cls, *args, **kwargs)
         return super().__call__(*args, **kwargs)
 
