@@ -408,7 +408,7 @@ def replicated():
 
 
 def test_tables_that_the_optimizer_updates_are_not_looked_up_early():
-    run_on_ranks(1, replicated)
+    run_on_ranks(2, replicated)
 
 
 # Evaluation
