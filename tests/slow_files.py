@@ -37,6 +37,8 @@ SECONDS = {
     "tests/conformance/test_kserve_models.py": 11,
     "tests/tuning/test_tuning_docs.py": 11,
     "tests/packaging/test_ensemble.py": 10,
+    "tests/training/test_pipeline_kinds.py": 20,
+    "tests/training/test_pipeline_stages.py": 12,
     "tests/training/test_planner.py": 10,
 }
 """By file, what its slowest tests took together on two cores (``PYTEST_ARGS=--durations=80``), in seconds."""

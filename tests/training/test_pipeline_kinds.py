@@ -9,7 +9,9 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from tessera.errors import UserError
 from tessera.training import KeyedJaggedTensor
+from tessera.training.distributed.sharding_plan import data_parallel
 from tessera.training.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     PrefetchTrainPipelineSparseDist,
@@ -47,16 +49,17 @@ def assert_equal(found, expected):
         torch.testing.assert_close(table, expected[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize(
-    ("pipeline_type", "options"),
+    ("world_size", "pipeline_type", "options"),
     [
-        (TrainPipelineSparseDistLite, {}),
-        (TrainPipelineFusedSparseDist, {}),
-        (TrainPipelineFusedSparseDist, {"embedding_lookup_after_data_dist": True}),
-        (TrainPipelineSparseDist, {"enqueue_batch_after_forward": True}),
-        (TrainPipelineSemiSync, {"start_batch": STEPS}),  # as yet in step
-        (TrainEvalHybridPipelineBase, {}),
+        (1, TrainPipelineFusedSparseDist, {}),
+        (1, TrainPipelineSemiSync, {"start_batch": STEPS}),
+        (2, TrainPipelineSparseDistLite, {}),
+        (2, TrainPipelineFusedSparseDist, {}),
+        (2, TrainPipelineFusedSparseDist, {"embedding_lookup_after_data_dist": True}),
+        (2, TrainPipelineSparseDist, {"enqueue_batch_after_forward": True}),
+        (2, TrainPipelineSemiSync, {"start_batch": STEPS}),  # as yet in step
+        (2, TrainEvalHybridPipelineBase, {}),
     ],
 )
 def test_a_pipeline_trains_like_the_plain_loop(world_size, pipeline_type, options):
@@ -333,6 +336,79 @@ def stumbling(pipeline_type, options):
 )
 def test_an_error_of_the_iterator_loses_no_batch(pipeline_type, options):
     run_on_ranks(2, stumbling, pipeline_type, options)
+
+
+def synchronised(interval):
+    """A model of several copies of its tables says how to make them equal."""
+    dmp, optimizer = sharded(Model)
+    step, calls = 0, []
+    dmp.sync = lambda: calls.append(step)
+    pipeline = TrainPipelineSparseDist(
+        dmp, optimizer, rank_device(), dmp_collection_sync_interval_batches=interval
+    )
+    source = batches(dist.get_rank())
+    for step in range(STEPS):  # noqa: B007 - sync notes it
+        pipeline.progress(source)
+    return calls
+
+
+@pytest.mark.parametrize(("interval", "calls"), [(1, [*range(STEPS)]), (3, [0, 3, 6]), (None, [])])
+def test_copies_of_tables_are_made_equal_once_in_so_many_batches(interval, calls):
+    assert run_on_ranks(1, synchronised, interval) == [calls]
+
+
+def test_an_interval_of_no_batches_is_refused():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    with pytest.raises(UserError, match="dmp_collection_sync_interval_batches=0"):
+        TrainPipelineSparseDist(
+            model, optimizer, torch.device("cpu"), dmp_collection_sync_interval_batches=0
+        )
+
+
+def replaced():
+    """Another model takes over the batches in the pipeline."""
+    dmp, optimizer = sharded(Model)
+    other, _ = sharded(Model)
+    for parameter in other.parameters():
+        parameter.data.mul_(0.5)
+    every = list(batches(dist.get_rank()))
+    with torch.no_grad():
+        expected = [
+            model(b.to(rank_device()))[0].item()
+            for model, b in zip([dmp, *[other] * (STEPS - 1)], every, strict=True)
+        ]
+    dmp.eval()
+    other.eval()
+    pipeline = TrainPipelineSparseDist(dmp, optimizer, rank_device())
+    source = iter(every)
+    with torch.no_grad():
+        found = [pipeline.progress(source)[0].item()]
+        pipeline.attach(other)
+        found += drain(pipeline, source)
+    assert all("forward" not in vars(module) for module in dmp.modules())
+    assert found == expected
+
+
+def test_another_model_takes_over_the_batches_in_the_pipeline():
+    run_on_ranks(2, replaced)
+
+
+def replicated():
+    dmp, optimizer = sharded(Model, ways=[data_parallel()])
+    source = batches(dist.get_rank())
+    with pytest.raises(UserError, match="'user' has data-parallel tables"):
+        TrainPipelineSemiSync(dmp, optimizer, rank_device()).progress(source)
+    strict = TrainPipelineFusedSparseDist(dmp, optimizer, rank_device(), strict=True)
+    with pytest.raises(UserError, match="the optimizer holds parameters of module 'user'"):
+        strict.progress(source)
+    strict.detach()
+    with pytest.warns(UserWarning, match="the optimizer holds parameters of module 'user'"):
+        TrainPipelineFusedSparseDist(dmp, optimizer, rank_device()).progress(source)
+
+
+def test_tables_that_the_optimizer_updates_are_not_looked_up_early():
+    run_on_ranks(2, replicated)
 
 
 # Evaluation

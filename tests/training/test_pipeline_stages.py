@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from tessera.errors import UserError
+from tessera.training.distributed.sharding_plan import data_parallel
 from tessera.training.distributed.train_pipeline import (
     DataLoadingThread,
     GradientAccumulationConfig,
@@ -38,9 +39,10 @@ from tests.training.test_train_pipeline import (
 # Gradient accumulation
 
 
-def added_up(pipeline_type, num_steps, says_last):
+def added_up(pipeline_type, num_steps, says_last, replicated):
     """Dense gradients of several batches, tables updated by each."""
-    plain, optimizer = sharded(Model)
+    ways = [data_parallel()] if replicated else None
+    plain, optimizer = sharded(Model, ways=ways)
     every = list(batches(dist.get_rank()))
     expected = []
     for step, batch in enumerate(every):
@@ -50,7 +52,7 @@ def added_up(pipeline_type, num_steps, says_last):
         if (step + 1) % num_steps == 0 or step + 1 == len(every):
             optimizer.step()
             optimizer.zero_grad()
-    dmp, optimizer = sharded(Model)
+    dmp, optimizer = sharded(Model, ways=ways)
     config = GradientAccumulationConfig(is_enabled=True, num_steps=num_steps)
     pipeline = GradientAccumulationWrapper(
         pipeline_type(dmp, optimizer, rank_device()), optimizer, dmp, config
@@ -78,7 +80,11 @@ def added_up(pipeline_type, num_steps, says_last):
 @pytest.mark.parametrize("pipeline_type", [TrainPipelineBase, TrainPipelineSparseDist])
 def test_gradients_of_several_batches_make_one_step(pipeline_type, says_last):
     for world_size, num_steps in ((1, 3), (2, 3), (2, 1), (2, 100)):
-        run_on_ranks(world_size, added_up, pipeline_type, num_steps, says_last)
+        run_on_ranks(world_size, added_up, pipeline_type, num_steps, says_last, False)
+
+
+def test_gradients_of_replicated_tables_are_added_up_too():
+    run_on_ranks(2, added_up, TrainPipelineSparseDist, 3, False, True)
 
 
 def test_a_step_needs_a_batch():

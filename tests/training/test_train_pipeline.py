@@ -127,11 +127,11 @@ def batches(rank, count=STEPS):
         )
 
 
-def sharded(model_type, kernel="fused", fused_params=None):
+def sharded(model_type, kernel="fused", fused_params=None, ways=None):
     torch.manual_seed(3)
     model = model_type()
     world = dist.get_world_size()
-    ways = [
+    ways = ways or [
         table_wise(world - 1, kernel),
         row_wise(compute_kernel=kernel),
         column_wise([0, world - 1], compute_kernel=kernel),
@@ -142,7 +142,7 @@ def sharded(model_type, kernel="fused", fused_params=None):
             name: construct_module_sharding_plan(
                 module,
                 {
-                    table: ways[i % 3]
+                    table: ways[i % len(ways)]
                     for i, table in enumerate(sharder.shardable_parameters(module))
                 },
                 sharder,

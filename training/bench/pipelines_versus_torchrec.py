@@ -213,7 +213,7 @@ def accumulated(library: Library, count: int) -> Losses:
     return drained(wrapper(pipeline, optimizer, model, config), batches(library, count))
 
 
-class CPUStream(torch.cpu.Stream):  # type: ignore[misc] # torch leaves it untyped
+class CPUStream(torch.cpu.Stream):
     """A stream that says where it is, as TorchRec's stages ask."""
 
     device = DEVICE
@@ -265,8 +265,14 @@ CASES: dict[str, Callable[[Library, int], Losses]] = {
 }
 
 
-def _nothing_to_record(_tensor: torch.Tensor, _stream: Any) -> None:
-    """TorchRec records streams on a CPU too, where torch refuses it and there is nothing to record."""
+def _let_cpu_streams_pass() -> None:
+    """Let streams of the CPU be recorded, and be what is current.
+
+    Some of TorchRec's pipelines record streams on a CPU, too, and ask for a GPU's current stream where
+    they have none of their own; torch refuses both, and there is nothing to wait for.
+    """
+    torch.Tensor.record_stream = lambda _tensor, _stream: None  # type: ignore[method-assign,assignment]
+    torch.cuda.current_stream = lambda _device=None: torch.cpu.current_stream()  # type: ignore[assignment,return-value]
 
 
 def work(
@@ -280,7 +286,7 @@ def work(
     )
     os.environ.update(MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
-    torch.Tensor.record_stream = _nothing_to_record  # type: ignore[method-assign,assignment]
+    _let_cpu_streams_pass()
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     for name in names:
         try:

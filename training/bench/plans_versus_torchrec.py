@@ -12,13 +12,12 @@ rating is the time of the busiest rank; a plan that overfills a rank by an estim
 fit".  Ratings within `EQUAL` of each other are equal.
 """
 
-# ruff: noqa: PLC0415 - TorchRec is loaded where it is known to be installed
-
 from __future__ import annotations
 
 import argparse
 import copy
 import dataclasses
+import importlib
 import importlib.util
 import json
 import logging
@@ -35,6 +34,7 @@ from typing import Any
 import torch
 
 from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import (
     EmbeddingEnumerator,
     EmbeddingShardingPlanner,
@@ -54,7 +54,7 @@ from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 EQUAL = 1e-3
 RESERVED = 0.1
 GIB = 1024**3
-BANDWIDTHS = {  # bytes per second: an H100 in a host of eight
+BANDWIDTHS: dict[str, Any] = {  # bytes per second: an H100 in a host of eight
     "hbm_mem_bw": 2.6e12,
     "ddr_mem_bw": 50e9,
     "hbm_to_ddr_mem_bw": 50e9,
@@ -120,7 +120,7 @@ class Side:
         raise NotImplementedError
 
 
-def allowed(model: Model) -> dict[str, list[str]]:
+def allowed(model: Model) -> dict[str, Any]:
     """What constraints say of every table of a model."""
     if not model.may_leave_hbm:
         return {"sharding_types": SHARDED, "compute_kernels": ["fused"]}
@@ -143,7 +143,7 @@ class Tessera(Side):
             ],
             device=torch.device("meta"),
         )
-        self._sharders = [EmbeddingBagCollectionSharder()]
+        self._sharders: list[ModuleSharder[Any]] = [EmbeddingBagCollectionSharder()]
         self._topology = Topology(
             model.ranks,
             "cuda",
@@ -198,22 +198,15 @@ class TorchRec(Side):
     name = "TorchRec"
 
     def __init__(self, model: Model) -> None:
-        from torchrec.distributed import planner as theirs
-        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as Sharder
-        from torchrec.distributed.planner import (
-            enumerators,
-            perf_models,
-            stats,
-            storage_reservations,
-            types,
-        )
-        from torchrec.modules.embedding_configs import EmbeddingBagConfig as Config
-        from torchrec.modules.embedding_modules import EmbeddingBagCollection as Collection
+        def part(path: str) -> Any:
+            return importlib.import_module(f"torchrec.{path}")
 
+        planning = "distributed.planner"
+        types, configs = part(f"{planning}.types"), part("modules.embedding_configs")
         self._types = types
-        self._tables = Collection(
+        self._tables = part("modules.embedding_modules").EmbeddingBagCollection(
             tables=[
-                Config(
+                configs.EmbeddingBagConfig(
                     num_embeddings=rows,
                     embedding_dim=columns,
                     name=f"t{i}",
@@ -223,7 +216,7 @@ class TorchRec(Side):
             ],
             device=torch.device("meta"),
         )
-        self._sharders = [Sharder()]
+        self._sharders = [part("distributed.embeddingbag").EmbeddingBagCollectionSharder()]
         self._topology = types.Topology(
             world_size=model.ranks,
             compute_device="cuda",
@@ -235,16 +228,18 @@ class TorchRec(Side):
             f"t{i}": types.ParameterConstraints(pooling_factors=[ids], **allowed(model))
             for i, (_, _, ids) in enumerate(model.tables)
         }
-        self._enumerator = enumerators.EmbeddingEnumerator(
+        self._enumerator = part(f"{planning}.enumerators").EmbeddingEnumerator(
             topology=self._topology, batch_size=model.batch_size, constraints=constraints
         )
-        self._perf_model = perf_models.NoopPerfModel(self._topology)
-        self._planner = theirs.EmbeddingShardingPlanner(
+        self._perf_model = part(f"{planning}.perf_models").NoopPerfModel(self._topology)
+        self._planner = part(f"{planning}.planners").EmbeddingShardingPlanner(
             topology=self._topology,
             batch_size=model.batch_size,
-            storage_reservation=storage_reservations.FixedPercentageStorageReservation(RESERVED),
+            storage_reservation=part(
+                f"{planning}.storage_reservations"
+            ).FixedPercentageStorageReservation(RESERVED),
             constraints=constraints,
-            stats=stats.NoopEmbeddingStats(),
+            stats=part(f"{planning}.stats").NoopEmbeddingStats(),
         )
 
     def plan(self) -> Placed:

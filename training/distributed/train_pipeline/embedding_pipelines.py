@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tessera.errors import UserError
@@ -29,6 +28,7 @@ from tessera.training.distributed.train_pipeline.embedding_forwards import (
 )
 from tessera.training.distributed.train_pipeline.forwards import BaseForward
 from tessera.training.distributed.train_pipeline.pipelines import In, Out
+from tessera.training.distributed.train_pipeline.replicated import replicated_parts
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tessera.training.distributed.train_pipeline.streams import (
     hand_over,
@@ -216,7 +216,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist[In, Out]):
         if was_attached:
             return
         for forward in self._modules.forwards:
-            if any(isinstance(m, DistributedDataParallel) for m in forward.module.modules()):
+            if replicated_parts(forward.module):
                 self.detach()
                 raise UserError(
                     f"module {forward.name!r} has data-parallel tables, whose gradients are added up in one "

@@ -12,7 +12,6 @@ from typing import Any, Generic
 
 from torch import distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tessera.errors import UserError
@@ -23,6 +22,7 @@ from tessera.training.distributed.train_pipeline.pipelines import (
     TrainPipeline,
     TrainPipelineBase,
 )
+from tessera.training.distributed.train_pipeline.replicated import replicated_parts
 
 
 @dataclass
@@ -111,7 +111,7 @@ class GradientAccumulationWrapper(Generic[In, Out]):
         self._config = config
         self._optimizer = _EveryFewSteps(optimizer, config.num_steps)
         root = model.module if isinstance(model, DistributedModelParallel) else model
-        self._parallel = [m for m in root.modules() if isinstance(m, DistributedDataParallel)]
+        self._parallel = replicated_parts(root)
         if not config.is_enabled:
             return
         if not isinstance(pipeline, TrainPipelineBase):
