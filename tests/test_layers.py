@@ -202,6 +202,7 @@ TRAINING_ORDER = (
     "distributed.tables",
     "distributed.sharding",
     "distributed.collections",
+    "distributed.model_tracker",
     "distributed.inference",
     "distributed.planner",
     "distributed.model",

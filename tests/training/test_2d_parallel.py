@@ -30,6 +30,7 @@ from tessera.training.distributed.embeddingbag import ShardedEmbeddingBagCollect
 from tessera.training.distributed.model_parallel import DMPCollection
 from tessera.training.distributed.types import DMPCollectionConfig
 from tests.training import test_model_parallel as whole_models
+from tests.training import test_sharded_mc as collisions
 from tests.training.ranks import rank_device, run_on_ranks, whole_on_each_rank
 from tests.training.sharded_cases import (
     EPS,
@@ -480,6 +481,9 @@ def refused():
         DMPCollection(module, rank_device(), None, 2, 2, dist.group.WORLD)
     with pytest.raises(ValueError, match="node_group_size is 3 in sharding groups of 2 ranks"):
         DMPCollection(module, rank_device(), None, WORLD, GROUP, dist.group.WORLD, 3)
+    behind_maps = collisions.plain(True, torch.device("meta"))
+    with pytest.raises(UserError, match="managed collisions in 2D parallelism"):
+        DMPCollection(behind_maps, rank_device(), None, WORLD, GROUP, dist.group.WORLD)
     model = DMPCollection(module, rank_device(), None, WORLD, GROUP, dist.group.WORLD)
     ranks = {rank for own in model.plan.plan[""].values() for rank in own.ranks}
     assert ranks <= set(range(GROUP))

@@ -19,6 +19,9 @@ from tessera.training import (
 from tessera.training.datasets.utils import Batch
 from tessera.training.distributed import sharding_plan
 from tessera.training.distributed.embedding import EmbeddingCollectionSharder
+from tessera.training.distributed.fp_embeddingbag import (
+    FeatureProcessedEmbeddingBagCollectionSharder,
+)
 from tessera.training.distributed.model_parallel import DMPCollection
 from tessera.training.distributed.sharding.dynamic_sharding import (
     output_sharding_plan_delta_single,
@@ -28,6 +31,7 @@ from tessera.training.distributed.tables.delta_tracker import DeltaTracker
 from tessera.training.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
 from tests.training import test_model_parallel as whole_models
 from tests.training import test_sharded_ec as unpooled
+from tests.training import test_sharded_fp as processed
 from tests.training.ranks import rank_device, run_on_ranks, whole_on_each_rank
 from tests.training.sharded_cases import (
     EPS,
@@ -123,10 +127,6 @@ def train_along(case, moves):
     return outputs, local_shards(module), blocks
 
 
-def train_all_along(cases):
-    return [train_along(case, moves) for case, moves in cases]
-
-
 def move_states(reference, blocks):
     """The states of a reference whose columns are cut otherwise from now on."""
     states = {}
@@ -162,34 +162,27 @@ def test_tables_move_through_every_plan_with_their_optimizers(world, kind):
         moves = [
             plan for plan in moves if plan in (plans(1)["table_wise"], plans(1)["column_wise"])
         ]
-    cases = [
-        Case(
-            TABLES,
-            moves[0],
-            BATCHES[world],
-            weighted=weighted,
-            optimizer=kind,
-            seed=5 + weighted,
-            local_size=min(world, 2),
-        )
-        for weighted in (False, True)
-    ]
-    results = run_on_ranks(
-        world, train_all_along, [(case, moves) for case in cases], local_world_size=min(world, 2)
+    case = Case(
+        TABLES,
+        moves[0],
+        BATCHES[world],
+        weighted=KINDS.index(kind) % 2 == 0,
+        optimizer=kind,
+        seed=5,
+        local_size=min(world, 2),
     )
-    for place, case in enumerate(cases):
-        per_rank = [own[place] for own in results]
-        phases = per_rank[0][2]
-        reference = Reference(case, phases[0])
-        for step, blocks in enumerate(phases):
-            move_states(reference, blocks)
-            for rank, expected in enumerate(reference.step(step)):
-                values = torch.cat(list(expected.values()), 1)
-                what = f"step {step} of {kind}, rank {rank}"
-                # As of sharded_cases.check, over more steps.
-                check_close(per_rank[rank][0][step], values, what, rtol=5e-4, atol=5e-4)
-        ends = [(None, shards) for _, shards, _ in per_rank]
-        check_shards(replace(case, plan=moves[-1]), ends, reference.weights, rtol=5e-4, atol=5e-4)
+    per_rank = run_on_ranks(world, train_along, case, moves, local_world_size=min(world, 2))
+    phases = per_rank[0][2]
+    reference = Reference(case, phases[0])
+    for step, blocks in enumerate(phases):
+        move_states(reference, blocks)
+        for rank, expected in enumerate(reference.step(step)):
+            values = torch.cat(list(expected.values()), 1)
+            what = f"step {step} of {kind}, rank {rank}"
+            # As of sharded_cases.check, over more steps.
+            check_close(per_rank[rank][0][step], values, what, rtol=5e-4, atol=5e-4)
+    ends = [(None, shards) for _, shards, _ in per_rank]
+    check_shards(replace(case, plan=moves[-1]), ends, reference.weights, rtol=5e-4, atol=5e-4)
 
 
 def train_unpooled(case, moves, *, dedup):
@@ -235,6 +228,54 @@ def test_unpooled_tables_move_and_what_is_trained_does_not_change(world, kind, d
         # The optimizers work on single numbers; gradients of a row are summed in other orders.
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(tables, same_tables, rtol=1e-4, atol=1e-5)
+
+
+def train_processed(case, moves):
+    rank, device = dist.get_rank(), rank_device()
+    sharder = FeatureProcessedEmbeddingBagCollectionSharder(
+        EmbeddingBagCollectionSharder({"optimizer": case.optimizer, "learning_rate": LR})
+    )
+    plans_of_moves = [
+        plan_of(
+            replace(case, plan=plan),
+            processed.processed_collection(case, each=True),
+            sharder,
+            device,
+        )
+        for plan in moves
+    ]
+    plain = processed.processed_collection(case, each=True)
+    plan = ShardingPlan({"": plans_of_moves[0]})
+    model = DistributedModelParallel(plain, None, device, plan, [sharder])
+    left = dict(in_backward_optimizer_filter(model.named_parameters()))
+    weights = torch.optim.SGD(left.values(), lr=LR)
+    outputs = []
+    for step, new in enumerate(plans_of_moves):
+        model.reshard(output_sharding_plans_delta(model.plan.plan, {"": new}))
+        values = model(processed.unweighted(case, rank, step, device)).values()
+        outputs.append(values.detach().clone())
+        weights.zero_grad()
+        (values * gradient(case, rank, step, values.size(1)).to(device)).sum().backward()
+        weights.step()
+    return outputs, sorted(model.state_dict())
+
+
+def test_tables_behind_position_weights_move():
+    every = plans(2)
+    case = Case(
+        TABLES,
+        every["table_wise"],
+        BATCHES[2],
+        weighted=True,
+        optimizer="exact_adagrad",
+        local_size=2,
+    )
+    names = ["table_wise", "row_wise", "column_wise", "grid_shard", "table_wise"]
+    moved = run_on_ranks(2, train_processed, case, [every[name] for name in names])
+    still = run_on_ranks(2, train_processed, case, [case.plan] * len(names))
+    for (found, keys), (expected, same_keys) in zip(moved, still, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert keys == same_keys
 
 
 def whole_plans(plain, sharder, device):

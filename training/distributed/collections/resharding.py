@@ -7,13 +7,12 @@ unless one of its tables changes.  Of the other types new ones are built, and fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 
-from tessera.errors import UserError, unknown_name
+from tessera.errors import UserError
 from tessera.training.distributed.collections.shard_moves import (
     Key,
     LiveShard,
@@ -22,63 +21,57 @@ from tessera.training.distributed.collections.shard_moves import (
 )
 from tessera.training.distributed.collections.sharding_part import ShardingPart
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-)
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.tables.batched_kernels import FusedKernel, Kernel
 from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
 
-if TYPE_CHECKING:
-    from tessera.training.distributed.collections.sharded_collection import ShardedCollection
 
+def moved_parts(
+    old_parts: Mapping[str, ShardingPart],
+    infos: Mapping[str, list[EmbeddingShardingInfo]],
+    make: Callable[[str, list[EmbeddingShardingInfo]], ShardingPart],
+    env: ShardingEnv,
+    device: torch.device,
+) -> dict[str, ShardingPart]:
+    """The parts of a collection under another plan, with all that the old ones hold; every rank calls it.
 
-def reshard(
-    collection: ShardedCollection[Any, Any],
-    changed: Mapping[str, ParameterSharding],
-    env: ShardingEnv | None,
-    device: torch.device | None,
-) -> None:
-    """See `ShardedCollection.update_shards`."""
-    own_env, own_device = collection._env, collection._device  # noqa: SLF001 - the collection's own work, in a file of its own
-    if env is not None and env.sharding_pg is not own_env.sharding_pg:
-        raise UserError("env has other ranks than the collection; move tables among those it has")
-    if device is not None and torch.device(device) != own_device:
-        raise UserError(f"device is {device} and the collection is on {own_device}; give that")
-    plan = collection.module_sharding_plan
-    for name in changed:
-        if name not in plan:
-            raise unknown_name("changed_sharding_params", name, sorted(plan))
-    new_plan = EmbeddingModuleShardingPlan({**plan, **changed})
-    old_parts = collection._parts  # noqa: SLF001 - as above
-    infos = collection._infos_of(new_plan)  # noqa: SLF001 - as above
+    Args:
+        old_parts: by sharding type, as they are.
+        infos: by sharding type, the tables as the other plan places them.
+        make: makes a part, whose tables hold zeros.
+        env: who takes part.
+        device: where this rank computes.
+
+    Raises:
+        UserError: a table that cannot be moved.
+        ValueError: a placement that does not fit.
+    """
     kept = {
         kind: old_parts[kind]
         for kind, own in infos.items()
         if kind in old_parts and old_parts[kind].same_tables(own)
     }
-    left = {kind: part for kind, part in old_parts.items() if kind not in kept}
-    _refuse_others(left.values())
-    made = {kind: collection._part(kind, own) for kind, own in infos.items() if kind not in kept}  # noqa: SLF001 - as above
+    left = [part for kind, part in old_parts.items() if kind not in kept]
+    _refuse_others(left)
+    made = {kind: make(kind, own) for kind, own in infos.items() if kind not in kept}
     _refuse_others(made.values())
-    old_kernels = [kernel for part in left.values() for kernel in part.kernels()]
+    old_kernels = [kernel for part in left for kernel in part.kernels()]
     new_kernels = [kernel for part in made.values() for kernel in part.kernels()]
     for kernel in old_kernels:
         kernel.flush()
     move_shards(
-        _per_rank(left.values(), own_env.world_size),
-        _per_rank(made.values(), own_env.world_size),
+        _per_rank(left, env.world_size),
+        _per_rank(made.values(), env.world_size),
         sources=_live(old_kernels),
         targets=_live(new_kernels),
-        rank=own_env.rank,
-        pg=own_env.sharding_pg,
-        device=own_device,
+        rank=env.rank,
+        pg=env.sharding_pg,
+        device=device,
     )
     for kernel in new_kernels:
         kernel.purge()
-    _set_steps(old_kernels, new_kernels, left.values(), own_env, own_device)
-    parts = {**kept, **made}
-    collection._reinstall({kind: parts[kind] for kind in infos}, new_plan)  # noqa: SLF001 - as above
+    _set_steps(old_kernels, new_kernels, left, env, device)
+    return {kind: kept[kind] if kind in kept else made[kind] for kind in infos}
 
 
 def _refuse_others(parts: Iterable[ShardingPart]) -> None:

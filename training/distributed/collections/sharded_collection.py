@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tessera.errors import UserError, unknown_name
 from tessera.training.distributed.collections.fused_groups import FusedGroups
 from tessera.training.distributed.collections.parts import ShardedTables, keep_caches_in_step
-from tessera.training.distributed.collections.resharding import reshard
+from tessera.training.distributed.collections.resharding import moved_parts
 from tessera.training.distributed.collections.sharding_part import ShardingPart
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
@@ -257,15 +258,6 @@ class ShardedCollection(
         )
         self._prepare_output(plain)
 
-    def _reinstall(self, parts: dict[str, ShardingPart], plan: EmbeddingModuleShardingPlan) -> None:
-        """Take other parts into use, which hold all that the old ones held."""
-        self._parts, self.module_sharding_plan = parts, plan
-        self._plan_number += 1
-        self._install()
-        kernels = self._tables.kernels()
-        self._groups.take(kernels)
-        self._fused_optimizer.replace_parts(self._groups.parts(self._holder, kernels))
-
     def update_shards(
         self,
         changed_sharding_params: Mapping[str, ParameterSharding],
@@ -292,7 +284,29 @@ class ShardedCollection(
         Memory: until it is done, the old and the new shards of all tables whose sharding type has a
         changed table; and what this rank sends and receives of them.
         """
-        reshard(self, changed_sharding_params, env, device)
+        if env is not None and env.sharding_pg is not self._env.sharding_pg:
+            raise UserError(
+                "env has other ranks than the collection; move tables among those it has"
+            )
+        if device is not None and torch.device(device) != self._device:
+            raise UserError(
+                f"device is {device} and the collection is on {self._device}; give that"
+            )
+        for name in changed_sharding_params:
+            if name not in self.module_sharding_plan:
+                raise unknown_name(
+                    "changed_sharding_params", name, sorted(self.module_sharding_plan)
+                )
+        plan = EmbeddingModuleShardingPlan({**self.module_sharding_plan, **changed_sharding_params})
+        self._parts = moved_parts(
+            self._parts, self._infos_of(plan), self._part, self._env, self._device
+        )
+        self.module_sharding_plan = plan
+        self._plan_number += 1
+        self._install()
+        kernels = self._tables.kernels()
+        self._groups.take(kernels)
+        self._fused_optimizer.replace_parts(self._groups.parts(self._holder, kernels))
 
     @abstractmethod
     def _prepare_output(self, module: Any) -> None:

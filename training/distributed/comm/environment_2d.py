@@ -8,8 +8,7 @@ column, a replica group, hold the same shards.  With 2 groups of 4 among 8 ranks
 * with ``use_inter_host_allreduce`` they are neighbours themselves, ``[0, 1, 2, 3]`` and ``[4, 5, 6, 7]``:
   ids and vectors stay within a node, and the averages go between nodes.
 
-The names are TorchRec's (`2D parallelism
-<https://docs.pytorch.org/torchrec/>`_, and arXiv:2504.21254, which describes the method).
+The names are TorchRec's; arXiv:2504.21254 describes the method.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Kernel(ABC, nn.Module):
         return [[] for _ in self.tables]
 
     def optimizer_states(self) -> list[Tensor]:
-        """The same of all shards."""
+        """Return the live tensors of the fused optimizer of all shards."""
         return [state for states in self.states_by_table() for state in states]
 
     def init_parameters(self) -> None:
