@@ -57,3 +57,6 @@ def test_a_traced_module_gives_the_same():
     module = PositionWeightedModule({"a": 2, "c": 4})
     traced = torch.fx.symbolic_trace(module)
     assert torch.equal(traced(KJT.to_dict())["c"].weights(), module(KJT.to_dict())["c"].weights())
+    alone = PositionWeightedProcessor({"c": 3, "a": 2})
+    traced = torch.fx.symbolic_trace(alone)
+    assert torch.equal(traced(KJT).weights(), alone(KJT).weights())

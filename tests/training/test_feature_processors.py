@@ -117,3 +117,23 @@ def test_mistakes_are_named():
         FeatureProcessedEmbeddingBagCollection(tables(weighted=False), {})
     with pytest.raises(ValueError, match="feature 'b' has no processor in feature_processors"):
         FeatureProcessedEmbeddingBagCollection(tables(), {"a": PositionWeightedModule(2)})
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_processors_and_collection_alone(single):
+    tables = EmbeddingBagCollection(
+        [EmbeddingBagConfig(9, 4, name="t", feature_names=["a", "b"])], is_weighted=True
+    )
+    processors = {name: PositionWeightedModule(3) for name in "ab"}
+    for processor in processors.values():
+        fill(processor.position_weight)
+    if single:
+        processors = PositionWeightedModuleCollection({"a": 3, "b": 3})
+        assert set(processors.position_weights_dict) == {"a", "b"}
+    both = FeatureProcessedEmbeddingBagCollection(tables, processors)
+    weigh, look_up = both.split()
+    features = KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([1, 8, 3, 3]), lengths=torch.tensor([2, 0, 1, 1])
+    )
+    assert look_up is tables
+    assert torch.equal(look_up(weigh(features)).values(), both(features).values())

@@ -7,7 +7,7 @@ _HASH_ZCH = (
 )
 _PEC = "updates of rows that batches share are not held back"
 _READ_ONLY = "managed collision modules leave no id out of its bag and keep nothing else of it"
-_POOLS = "pools of tensors are not here"
+_POOLS = "pools are of one process: `modules.tensor_pool` and `modules.keyed_jagged_tensor_pool`"
 _TOWERS = "the collections inside of towers are sharded; a tower is not placed as one"
 _PRUNING = "tables are not pruned while they are trained"
 _LOGS = "for the logs of TorchRec's own makers"
@@ -16,9 +16,6 @@ _TBE = "tables are held by `distributed.tables.kernels`, which have an interface
 _STRATEGIES = "one `EmbeddingSharding` serves all strategies, which are records of `distributed.sharding.registry`"
 _ESTIMATES = "times come from bandwidths and bytes in `distributed.planner.shard_estimators`"
 _PLANNER = "a tool of TorchRec's own planner"
-_METRICS = (
-    "not among the metrics that are here; one's own is a class of `metrics.sums.SumsComputation`"
-)
 _METRIC_THREADS = "metrics are computed by the thread that trains"
 _SERVING = "models are packaged and served by `tessera package-model` and `tessera serve`"
 _INSIDE = "a helper that TorchRec's own modules call"
@@ -40,7 +37,7 @@ REASONS: list[tuple[str, str]] = [
         r"metrics\.(cpu_\w+|deferrable_\w+|metric_job_types|metric_state_snapshot|noop_\w+)\..*",
         _METRIC_THREADS,
     ),
-    (r"metrics\..*", _METRICS),
+    (r"metrics\..*", _INSIDE),
     (r".*(logging_handlers|logging_utils|emo_logger|percentile_logger|pruning_logger)\..*", _LOGS),
     (r".*(feature_score_utils|\.logger|hash_mc_metrics)\..*", _LOGS),
     (
@@ -56,7 +53,7 @@ REASONS: list[tuple[str, str]] = [
     ),
     (r".*(itep|ITEP).*", _PRUNING),
     (r".*([Tt]ower).*", _TOWERS),
-    (r".*(_pool|ObjectPool|TensorPool|object_pool|tensor_sharding).*", _POOLS),
+    (r".*(tensor_pool|pool_sharding|ObjectPool|TensorPool|object_pool|tensor_sharding).*", _POOLS),
     (
         r"(pt2|tensor_types|schema)\..*|.*_(fake|setup_context|backward)|.*sync_collectives",
         _COMPILE,
@@ -137,10 +134,6 @@ REASONS: list[tuple[str, str]] = [
     (
         r"fx\.utils\..*|modules\.(utils|lazy_extension|debug_embedding_modules)\..*|types\.\w*(Copy|Cache)Mix[Ii]n|utils\.experimental\..*",
         _INSIDE,
-    ),
-    (
-        r"modules\.feature_processor\..*",
-        "the module of an older release; `modules.feature_processor_` has today's",
     ),
     (
         r"modules\.(embedding_configs\.(?!ShardingType)|embedding_modules|feature_processor_|fp_embedding_modules)\.?.*",

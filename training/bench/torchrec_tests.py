@@ -5,7 +5,8 @@
 The tests of a checkout of pytorch/torchrec and the tools for tests of the installed TorchRec (of
 the checkout, where the installed one has none) are copied to a folder of their own, and nothing
 else of TorchRec. In the copies for Tessera `torchrec` is replaced by `tessera.training` in the
-imports, as in `torchrec_programs.py`. Each file is run by pytest in a process with a time limit,
+imports, as in `torchrec_programs.py`; a name that is not here fails the tests that use it, and not
+the whole file (`missing_names.py`). Each file is run by pytest in a process with a time limit,
 without a GPU, first with TorchRec. What counts are the tests that pass with TorchRec; a test that
 uses private names (`unit_test_names.py`) is counted apart. `--record` keeps TorchRec's results,
 so that a later run with the same file runs Tessera's side alone.
@@ -29,6 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import tessera
+from tessera.training.bench.missing_names import guarded
 from tessera.training.bench.program_rewrite import HOME, LIBRARY, moved
 from tessera.training.bench.unit_test_names import tests_of_private_names
 
@@ -82,9 +84,12 @@ def copy_tests(checkout: Path, scratch: Path, library: str) -> None:
     for file in (scratch / COPIES).rglob("*.py"):
         text = _OF_TESTS.sub(rf"{COPIES}\1", file.read_text(encoding="utf-8"))
         try:
-            file.write_text(moved(text) if library == HOME else text, encoding="utf-8")
+            if library == HOME:
+                text = guarded(moved(text), f"{COPIES}.missing_names")
+            file.write_text(text, encoding="utf-8")
         except SyntaxError:
             file.unlink()
+    shutil.copy(Path(__file__).with_name("missing_names.py"), scratch / COPIES)
     (scratch / "conftest.py").write_text(_REPORTER, encoding="utf-8")
 
 

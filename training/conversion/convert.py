@@ -40,12 +40,13 @@ def converted(
     make = layers_for_tessera if to == "tessera" else layers_for_torchrec
     layers = make(content.model, keep_columns=keep_columns)
     _refuse_twice(layers.names.values())
-    model, lines = {}, []
-    for name, value in content.model.items():
+    model: dict[str, Tensor] = {}
+    lines: list[Line] = []
+    for name, tensor in content.model.items():
         new = layers.names[name]
-        model[new] = layers.value(name, value)
+        model[new] = layers.value(name, tensor)
         change = _REORDERED if name in layers.columns else ""
-        lines.append(Line(name=name, shape=shape_of(value), new_name=new, new_shape=shape_of(model[new]),
+        lines.append(Line(name=name, shape=shape_of(tensor), new_name=new, new_shape=shape_of(model[new]),
                           change=change))  # fmt: skip
     states: dict[str, dict[str, State]] = {}
     for parameter in content.states:

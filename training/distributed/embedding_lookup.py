@@ -18,3 +18,6 @@ from tessera.training.distributed.tables.grouped_lookup import (
     common_output_dtype as common_output_dtype,
     embeddings_cat_empty_rank_handle as embeddings_cat_empty_rank_handle,
 )
+from tessera.training.distributed.tables.table_shards import (
+    EmbeddingComputeKernel as EmbeddingComputeKernel,
+)

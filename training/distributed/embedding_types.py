@@ -29,3 +29,5 @@ from tessera.training.distributed.travel.kjt_list import (
 from tessera.training.modules.embedding_configs import (
     DataType as DataType, EmbeddingTableConfig as EmbeddingTableConfig,
 )
+from tessera.training.distributed.plan.plan_types import ShardingType as ShardingType
+from tessera.training.distributed.plan.sharded_module import ModuleSharder as ModuleSharder

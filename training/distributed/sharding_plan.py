@@ -26,3 +26,12 @@ from tessera.training.distributed.sharding.strategies.table_row_wise import (
     table_row_wise as table_row_wise,
 )
 from tessera.training.distributed.sharding.strategies.table_wise import table_wise as table_wise
+from tessera.training.distributed.collections.feature_processed import (
+    FeatureProcessedEmbeddingBagCollectionSharder as FeatureProcessedEmbeddingBagCollectionSharder,
+)
+from tessera.training.distributed.collections.pooled import (
+    EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder,
+)
+from tessera.training.distributed.collections.unpooled import (
+    EmbeddingCollectionSharder as EmbeddingCollectionSharder,
+)

@@ -117,8 +117,10 @@ def get_segemented_ne_states(  # noqa: PLR0917 - the signature TorchRec users kn
     num_groups: int,
 ) -> dict[str, Tensor]:
     """What a batch of one task, ``[B]`` or ``[1, B]``, adds to the sums ``[G]``."""
-    rows = (each.reshape(1, -1) for each in (labels, predictions, weights, grouping_keys))
-    states = get_segemented_ne_states_fused(*rows, eta=eta, num_groups=num_groups, n_tasks=1)
+    y, p, w, groups = (
+        each.reshape(1, -1) for each in (labels, predictions, weights, grouping_keys)
+    )
+    states = get_segemented_ne_states_fused(y, p, w, groups, eta, num_groups, n_tasks=1)
     return {name: state[0] for name, state in states.items()}
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tessera.training.metrics.metrics_namespace import MetricName, MetricPrefix
-from tessera.training.metrics.rec_metric import MetricComputationReport, RecMetricComputation
-from tessera.training.metrics.sums import given
+from tessera.training.metrics.rec_metric import MetricComputationReport
+from tessera.training.metrics.sums import SumsComputation, given
 
 NUM_EXAMPLES = "num_examples"
 
 
-class WeightedExamplesMixin(RecMetricComputation):
+class WeightedExamplesMixin(SumsComputation):
     """Counts the examples whose weight is not 0, since the training began; comes before the metric's class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -13,11 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tessera.training.metrics.metrics_config import (
-    RecComputeMode,
-    RecTaskInfo,
-    SessionMetricDef,
-)
+from tessera.training.metrics.metrics_config import RecTaskInfo, SessionMetricDef
 from tessera.training.metrics.rec_metric import RecMetric
 from tessera.training.metrics.states import RecMetricException
 from tessera.training.metrics.sums import SumsComputation
@@ -74,19 +70,13 @@ class SessionMetric(RecMetric):
         RecMetricException: tasks or batches that are fused, or a task without a ``top_threshold``.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        compute_mode: RecComputeMode = RecComputeMode.UNFUSED_TASKS_COMPUTATION,
-        fused_update_limit: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        if compute_mode is not RecComputeMode.UNFUSED_TASKS_COMPUTATION or fused_update_limit > 0:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self._fused or self._fused_update_limit > 0:
             raise RecMetricException(
                 "metrics of sessions take one task and one batch at a time; give "
                 "UNFUSED_TASKS_COMPUTATION and fused_update_limit=0"
             )
-        super().__init__(*args, compute_mode=compute_mode, **kwargs)
         self._required_inputs.update(
             task.session_metric_def.session_var_name
             for task in self._tasks

@@ -8,6 +8,7 @@ Shapes: ``B`` samples, ``F`` sparse features, ``D`` embedding dimension, ``P`` p
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -38,7 +39,13 @@ __all__ = [
     "InteractionProjectionArch",
     "OverArch",
     "SparseArch",
+    "choose",
 ]
+
+
+def choose(n: int, k: int) -> int:
+    """How many sets of ``k`` of ``n`` things there are; 0 where ``k`` is negative or above ``n``."""
+    return math.comb(n, k) if 0 <= k <= n else 0
 
 
 def _check_dense_width(dense_arch_layer_sizes: list[int], dims: list[int]) -> None:

@@ -115,20 +115,31 @@ class PositionWeightedProcessor(BaseGroupedFeatureProcessor):
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The features with position weights, in their order; if there are none of them, ``features``."""
-        by_name = features.to_dict()
-        names = [name for name in features.keys() if name in self.max_feature_lengths]  # noqa: SIM118 - a KeyedJaggedTensor
-        if not names:
-            return features
-        parts = [by_name[name] for name in names]
-        weights = [
-            self.position_weights[name].index_select(
-                0, offsets_to_range_traceble(part.offsets(), part.values())
-            )
-            for name, part in zip(names, parts, strict=True)
-        ]
-        return KeyedJaggedTensor.from_lengths_sync(
-            keys=names,
-            values=torch.cat([part.values() for part in parts]),
-            lengths=torch.cat([part.lengths() for part in parts]),
-            weights=torch.cat(weights),
+        return weighted_alone(features, dict(self.position_weights.items()))
+
+
+def weighted_alone(
+    features: KeyedJaggedTensor, position_weights: dict[str, Tensor]
+) -> KeyedJaggedTensor:
+    """The features that have weights ``[max length]`` of places, with those as their ids' weights."""
+    by_name = features.to_dict()
+    names = [name for name in features.keys() if name in position_weights]  # noqa: SIM118 - a KeyedJaggedTensor
+    if not names:
+        return features
+    parts = [by_name[name] for name in names]
+    weights = [
+        position_weights[name].index_select(
+            0, offsets_to_range_traceble(part.offsets(), part.values())
         )
+        for name, part in zip(names, parts, strict=True)
+    ]
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys=names,
+        values=torch.cat([part.values() for part in parts]),
+        lengths=torch.cat([part.lengths() for part in parts]),
+        weights=torch.cat(weights),
+    )
+
+
+# One step of a traced graph: the input's keys are not known while it is traced.
+torch.fx.wrap("weighted_alone")

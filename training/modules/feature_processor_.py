@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,8 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         ValueError: a length that is not positive.
     """
 
+    __jit_unused_properties__: ClassVar[list[str]] = ["position_weights_dict"]
+
     def __init__(
         self,
         max_feature_lengths: dict[str, int],
@@ -94,6 +97,11 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
                 for name, length in max_feature_lengths.items()
             }
         )
+
+    @property
+    def position_weights_dict(self) -> dict[str, Tensor]:
+        """The weights of each feature's places, by name."""
+        return dict(self.position_weights.items())
 
     def reset_parameters(self) -> None:
         """Set every position weight to one."""

@@ -94,6 +94,16 @@ class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 )
             self._feature_processors = nn.ModuleDict(dict(feature_processors))
 
+    def split(self) -> tuple[FeatureProcessorsCollection, EmbeddingBagCollection]:
+        """The processors, as one module, and the collection: one after the other they are this module.
+
+        The processors take the collection's features alone.
+        """
+        processors = self._feature_processors
+        if isinstance(processors, nn.ModuleDict):
+            processors = FeatureProcessorDictWrapper(processors)
+        return processors, self._embedding_bag_collection
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The settings of every table, in the collection's order."""
         return self._embedding_bag_collection.embedding_bag_configs()

@@ -148,9 +148,10 @@ class FusedEmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
             config = kernel.config
             names = config.feature_names()
             own = features.permute([places[name] for name in names])
-            vectors = kernel(own).float().split(own.length_per_key())
+            vectors = torch.split(kernel(own).float(), own.length_per_key())
             # In the order of the kernel's features: one may be there for several tables.
-            lengths, ids = own.lengths().split(own.stride_per_key()), own.values().split(own.length_per_key())  # fmt: skip
+            lengths = torch.split(own.lengths(), own.stride_per_key())
+            ids = torch.split(own.values(), own.length_per_key())
             for place, name in enumerate(config.embedding_names()):
                 looked_up[name] = JaggedTensor(
                     vectors[place],

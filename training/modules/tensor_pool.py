@@ -1,0 +1,99 @@
+"""A pool of vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tessera.training.modules.object_pool import ObjectPool
+
+
+class TensorPool(ObjectPool[Tensor]):
+    """Holds ``pool_size`` vectors that are written and read by number, such as features of users.
+
+    Its state dict has the rows as ``_pool``, as TorchRec's has.
+
+    Args:
+        pool_size: rows.
+        dim: columns.
+        dtype: of the rows.
+        device: where they live; None: the CPU.
+        loaded_values: the first rows ``[pool_size, dim]``, not copied; None: zeros.
+
+    Raises:
+        ValueError: ``loaded_values`` of another shape or dtype.
+    """
+
+    def __init__(
+        self,
+        pool_size: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        loaded_values: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self._pool: Tensor
+        if loaded_values is None:
+            loaded_values = torch.zeros(pool_size, dim, dtype=dtype, device=device)
+        elif loaded_values.shape != (pool_size, dim) or loaded_values.dtype != dtype:
+            raise ValueError(
+                f"loaded_values are {loaded_values.dtype} of shape {list(loaded_values.shape)}; give "
+                f"{dtype} of shape {[pool_size, dim]}"
+            )
+        self.register_buffer("_pool", loaded_values)
+
+    @property
+    def pool_size(self) -> int:
+        """How many rows there are."""
+        return self._pool.size(0)
+
+    @property
+    def dim(self) -> int:
+        """How many columns there are."""
+        return self._pool.size(1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The rows' dtype."""
+        return self._pool.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows live."""
+        return self._pool.device
+
+    @property
+    def pool(self) -> Tensor:
+        """All rows, ``[pool_size, dim]``."""
+        return self._pool
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """The rows of ``ids`` ``[N]``, ``[N, dim]``.
+
+        Raises:
+            IndexError: an id is not a row.
+            ValueError: ids are not integers ``[N]``.
+        """
+        return self._pool[self._check_ids(ids)]
+
+    @torch.no_grad()
+    def update(self, ids: Tensor, values: Tensor) -> None:
+        """Write ``values`` ``[N, dim]`` to the rows of ``ids`` ``[N]``; the last one of an id counts.
+
+        Raises:
+            IndexError: an id is not a row.
+            ValueError: values of another shape or dtype.
+        """
+        ids = self._check_ids(ids)
+        if values.shape != (len(ids), self.dim) or values.dtype != self.dtype:
+            raise ValueError(
+                f"values are {values.dtype} of shape {list(values.shape)}; give {self.dtype} of shape "
+                f"{[len(ids), self.dim]}"
+            )
+        last = self._last_places(ids)
+        self._pool[ids[last]] = values[last]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """See `lookup`."""
+        return self.lookup(ids)
