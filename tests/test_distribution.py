@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from packaging.requirements import Requirement
 import torch
+from packaging.requirements import Requirement
 
 import tessera
 from tessera import releases
