@@ -141,7 +141,7 @@ def render_report(
             (
                 own.key,
                 f"{metric} by {own.key}.",
-                svg_of(own.key, metric, partial(_draw_slice, own=own, ranked=ranked)),
+                svg_of(short(own.key, 40), metric, partial(_draw_slice, own=own, ranked=ranked)),
             )
             for own in search.space
         ]
