@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from html import escape
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -85,7 +85,7 @@ def svg_figure(name: str, fill: Callable[[Figure], None], *, size: tuple[float, 
         fill: puts axes on the figure and draws.
         size: inches.
     """
-    with mpl.rc_context(style(name)):
+    with styled(name):
         figure = Figure(figsize=size, layout="constrained")
         figure.patch.set_alpha(0)
         fill(figure)
@@ -110,19 +110,21 @@ def short(text: str, most: int = 28) -> str:
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
-def style(name: str) -> dict[str, Any]:
-    """Matplotlib's settings for a figure called ``name``."""
-    return {
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,  # keeps ids apart from those of the page's other figures
-        "font.family": "sans-serif",
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "hatch.linewidth": 0.8,
-    }
+def styled(name: str) -> AbstractContextManager[None]:
+    """A context in which matplotlib has the settings for a figure called ``name``."""
+    return mpl.rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": name,  # keeps ids apart from those of the page's other figures
+            "font.family": "sans-serif",
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "hatch.linewidth": 0.8,
+        }
+    )
 
 
 def alone(svg: str) -> str:

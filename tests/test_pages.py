@@ -22,6 +22,11 @@ from tessera.training.distributed.planner.rank_bars import share_text
 from tessera.training.trainer.report import render_report
 from tessera.training.trainer.run_facts import Changed, RunFacts, changed_keys
 from tessera.training.trainer.split_metrics import SplitMetrics
+from tessera.training.tuning.metric import parse_metric
+from tessera.training.tuning.result import render_report as render_search
+from tessera.training.tuning.settings import Search
+from tessera.training.tuning.space import parse_dimension
+from tessera.training.tuning.study import TrialRecord
 from tests.browser import needs_chromium, with_browser
 from tests.training.test_planner import PlannedTables, planner, tables
 
@@ -81,6 +86,34 @@ def comparison_page():
     return Comparison([run("one", "0.1"), run(f"runs/{LONG}", "0.2")]).html()
 
 
+def tuning_page():
+    rate = f"train.{LONG}.learning_rate"
+    space = (
+        parse_dimension(rate, "log_uniform(1e-4, 1e-1)", "here"),
+        parse_dimension("model.layers", [[64, 32], [128]], "here"),
+        *(parse_dimension(f"model.size_{n}", "int(1, 9)", "here") for n in range(4)),
+    )
+    search = Search(space=space, metric=parse_metric("auc"), seed=0, prune="none", folder="/data")
+    records = [
+        TrialRecord(
+            number=number,
+            state="complete",
+            values={own.key: 1e-3 * (number + 1) if own.key == rate else 3 for own in space}
+            | {"model.layers": space[1].choices[number % 2]},
+            value=0.7 + 0.01 * number,
+            seconds=3.0,
+        )
+        for number in range(6)
+    ]
+    records.append(
+        TrialRecord(
+            number=6, state="failed", values={}, value=None, seconds=1.0, reason=f"no {LONG}"
+        )
+    )
+    importances = {own.key: 1 / len(space) for own in space}
+    return render_search(records, search, importances, name="learning-rates")
+
+
 def types_page():
     def choice(name, dense, size, error):
         table = TableInfo(
@@ -124,6 +157,7 @@ def pages(tmp_path_factory):
     texts = {
         "training": training_page(),
         "comparison": comparison_page(),
+        "tuning": tuning_page(),
         "types": types_page(),
         "plan": plan_page(folder),
     }

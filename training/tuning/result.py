@@ -32,10 +32,8 @@ def write_result(folder: SearchFolder, search: Search, study: Study, *, report: 
     if best is not None:
         folder.write(folder.best, best_config(folder, search, best))
     if report:
-        report = render_report(
-            records, search, study.importances(), name=folder.root.resolve().name
-        )
-        folder.write(folder.report, report)
+        page = render_report(records, search, study.importances(), name=folder.root.resolve().name)
+        folder.write(folder.report, page)
 
 
 def best_config(folder: SearchFolder, search: Search, best: TrialRecord) -> str:
@@ -141,7 +139,7 @@ def render_report(
             (
                 own.key,
                 f"{metric} by {own.key}.",
-                svg_of(own.key, metric, partial(_draw_slice, own=own, ranked=ranked)),
+                svg_of(short(own.key, 40), metric, partial(_draw_slice, own=own, ranked=ranked)),
             )
             for own in search.space
         ]

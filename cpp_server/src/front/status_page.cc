@@ -66,18 +66,17 @@ std::string state_of(const IndexEntry& entry) {
 // The versions of repositories: where each stands, and what names it.
 std::string versions_table(const std::vector<IndexEntry>& versions) {
   if (versions.empty()) return {};
-  std::string html =
-      "<h2>Versions</h2>\n" + table("Versions") +
-      "<tr><th>model</th><th>version</th>"
-      "<th>state</th><th>labels</th><th>share of traffic</th><th></th></tr>\n";
+  std::string html = "<h2>Versions</h2>\n" + table("Versions") +
+                     "<tr><th>model</th><th>version</th>"
+                     "<th>state</th><th>labels</th><th>share of traffic</th><th></th></tr>\n";
   for (const IndexEntry& entry : versions) {
     std::string labels;
     for (const std::string& label : entry.labels) labels += (labels.empty() ? "" : ", ") + label;
     if (entry.shadow) labels += labels.empty() ? "(shadow)" : " (shadow)";
     html += "<tr>" + cell(html_escaped(entry.model)) + cell(html_escaped(state_of(entry))) +
             cell(html_escaped(std::string(state_name(entry.state)))) + cell(html_escaped(labels)) +
-            cell(entry.percent > 0 ? text(entry.percent, "%") : "") + "<td class=\"prose\">" + detail(entry) +
-            "</td></tr>\n";
+            cell(entry.percent > 0 ? text(entry.percent, "%") : "") + "<td class=\"prose\">" +
+            detail(entry) + "</td></tr>\n";
   }
   return html + kTableEnd;
 }
@@ -141,10 +140,10 @@ std::string features_table(const ModelList& models) {
   std::ranges::stable_sort(found, std::greater(),
                            [](const UnlikeValues& one) { return one.outside + one.missing; });
   found.resize(std::min(found.size(), kMostFeatures));
-  std::string html =
-      "<h2>Values unlike the training rows</h2>\n" + table("Values unlike the training rows") +
-      "<tr><th>model</th><th>version</th>"
-      "<th>feature</th><th>outside of the range</th><th>missing</th></tr>\n";
+  std::string html = "<h2>Values unlike the training rows</h2>\n" +
+                     table("Values unlike the training rows") +
+                     "<tr><th>model</th><th>version</th>"
+                     "<th>feature</th><th>outside of the range</th><th>missing</th></tr>\n";
   for (const UnlikeValues& one : found) {
     html += "<tr>" + cell(html_escaped(one.model)) + cell(html_escaped(one.version)) +
             cell(html_escaped(one.feature)) + cell(text(one.outside)) + cell(text(one.missing)) +
@@ -283,8 +282,8 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
   const TimePoint now = clock_.now();
   std::string html = text(kHead, "<title>tessera-server: ", html_escaped(state),
                           "</title>\n<style>", kPageStyle, "</style>\n</head>\n<body>\n");
-  html += "<div data-live id=\"live-models\">\n<h1>tessera-server <span class=\"state " + html_escaped(state) + "\">" +
-          html_escaped(state) + "</span></h1>\n";
+  html += "<div data-live id=\"live-models\">\n<h1>tessera-server <span class=\"state " +
+          html_escaped(state) + "\">" + html_escaped(state) + "</span></h1>\n";
   html += table("models") + kColumns;
   for (const auto& model : models_.all()) {
     const auto known = past_.find(model);
@@ -302,12 +301,11 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
   }
   if (!freshness_.empty()) html += "<h2>Freshness</h2>\n";
   for (const auto& [model, points] : freshness_) html += freshness(*model, points, now);
-  html += text(
-      "</div>\n<footer data-live id=\"live-foot\">tessera ", html_escaped(version), ", up ",
-      std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
-      " s. Rates and latencies are of the last minute, samples per batch and values of "
-      "features since the start. <a href=\"/metrics\">metrics</a></footer>\n<script>",
-      kPageScript, "</script>\n</body>\n</html>\n");
+  html += text("</div>\n<footer data-live id=\"live-foot\">tessera ", html_escaped(version),
+               ", up ", std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
+               " s. Rates and latencies are of the last minute, samples per batch and values of "
+               "features since the start. <a href=\"/metrics\">metrics</a></footer>\n<script>",
+               kPageScript, "</script>\n</body>\n</html>\n");
   return html;
 }
 

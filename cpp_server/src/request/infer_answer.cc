@@ -98,9 +98,8 @@ void write_infer_response(const InferResponseParts& parts, std::byte* out) {
   write_string(writer, 1, parts.model_name);
   write_string(writer, 2, parts.model_version);
   write_string(writer, 3, parts.id);
-  visit_parameters(parts, [&](std::string_view key, std::int64_t value) {
-    write_entry(writer, key, value);
-  });
+  visit_parameters(
+      parts, [&](std::string_view key, std::int64_t value) { write_entry(writer, key, value); });
   for (const std::size_t index : parts.chosen) {
     const OutputView& output = parts.outputs[index];
     const OutputSizes sizes(output, parts.samples);

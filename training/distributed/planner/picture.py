@@ -39,17 +39,16 @@ def save_picture(report: PlanReport, path: str | Path) -> None:
 
         path.write_text(plan_page(report), encoding="utf-8")
         return
-    import matplotlib as mpl  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    from tessera.plots import alone, style, svg_figure  # noqa: PLC0415
+    from tessera.plots import alone, styled, svg_figure  # noqa: PLC0415
 
     size = (max(7.0, min(18.0, 3 + 0.3 * report.topology.world_size)), 8.5)
     if ending == ".svg":
         svg = svg_figure(title_of(report), lambda figure: _draw_both(figure, report), size=size)
         path.write_text(alone(svg), encoding="utf-8")
         return
-    with mpl.rc_context(style("plan")):
+    with styled("plan"):
         figure = Figure(figsize=size, layout="constrained")
         _draw_both(figure, report)
         figure.savefig(path, format="png", dpi=120)

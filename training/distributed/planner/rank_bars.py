@@ -116,8 +116,7 @@ def draw_ranks(axes: Axes, report: PlanReport, quantity: Quantity) -> None:
 
     def stack(options: Sequence[ShardingOption], look: dict[str, Any]) -> None:
         heights = per_rank(options, len(ranks), quantity.of_shard)
-        edge = {"edgecolor": INK, "linewidth": 0.4}
-        axes.bar(ranks, heights, bottom=list(bottom), **edge, **look)
+        axes.bar(ranks, heights, bottom=list(bottom), edgecolor=INK, linewidth=0.4, **look)
         bottom[:] = [a + b for a, b in zip(bottom, heights, strict=True)]
 
     tables, colours = _by_weight(report), PALETTE[:-1]
