@@ -129,7 +129,7 @@ class Asker:
 
 
 def whole_traces(spans: list[Span]) -> list[list[Span]]:
-    """Of each service the trace with most spans that began last."""
+    """For each service, the newest of the traces that have the most spans."""
     by_trace: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
         by_trace.setdefault((span.service, span.trace), []).append(span)
