@@ -47,5 +47,8 @@ def fbgemm_remedy(torch_version: str) -> str:
             f"fbgemm-gpu {fbgemm} goes with torch {release}: pip install 'fbgemm-gpu-cpu=={fbgemm}.*' "
             "(or fbgemm-gpu for a GPU)"
         )
-    pairs = ", ".join(f"{each} with torch {of}" for of, each in FBGEMM_OF_TORCH.items())
-    return f"no fbgemm-gpu is known for torch {release}; known pairs are: {pairs}"
+    newest, its_fbgemm = list(FBGEMM_OF_TORCH.items())[-1]
+    return (
+        f"Tessera takes torch {TORCH_MIN} to {newest}, as no fbgemm-gpu was made for torch {release}: "
+        f"pip install 'torch=={newest}.*' 'fbgemm-gpu-cpu=={its_fbgemm}.*' (or fbgemm-gpu for a GPU)"
+    )

@@ -33,10 +33,9 @@ def test_pairs_of_releases(torch_version, fbgemm_version, known):
 
 def test_what_to_install_beside_a_torch():
     assert "fbgemm-gpu-cpu==1.6.*" in releases.fbgemm_remedy("2.11.0+cu130")
-    assert (
-        "no fbgemm-gpu is known for torch 2.99; known pairs are: 1.6 with"
-        in releases.fbgemm_remedy("2.99.1")
-    )
+    unknown = releases.fbgemm_remedy("2.99.1")
+    assert "as no fbgemm-gpu was made for torch 2.99: pip install" in unknown
+    assert f"'torch=={NEWEST}.*' 'fbgemm-gpu-cpu=={FBGEMM_OF_TORCH[NEWEST]}.*'" in unknown
 
 
 def test_pyproject_takes_the_releases_of_the_table():
