@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -25,10 +26,19 @@ from tessera.training.distributed.planner.estimator import (
 )
 from tessera.training.distributed.planner.plan_loaders import PlanFile, extract_plan
 from tessera.training.distributed.planner.proposers import (
+    DynamicProgrammingProposer,
     EmbeddingOffloadScaleupProposer,
     GreedyProposer,
     GridSearchProposer,
+    UniformProposer,
 )
+from tessera.training.distributed.planner.refine import (
+    MOST_TRIALS,
+    WAYS,
+    neighbours,
+    trials_for,
+)
+from tessera.training.distributed.planner.search import options_by_table
 from tessera.training.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from tessera.training.distributed.planner.storage_reservations import (
     FixedAbsoluteStorageReservation,
@@ -363,3 +373,44 @@ def test_units():
         "Storage(hbm: 1.0 GB, ddr: 2.0 GB, ssd: 0.0 GB)"
     )
     assert utils.sharder_name(torch.nn.Linear) == "torch.nn.modules.linear.Linear"
+
+
+# Plans near a good one
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_other_ways_for_tables_of_the_busiest_rank_make_a_better_plan(seed):
+    draw = random.Random(seed)
+    sizes = [
+        (draw.choice([1000, 30_000, 300_000]), draw.choice([32, 64, 128, 256])) for _ in range(12)
+    ]
+    ids = {
+        f"t{i}": ParameterConstraints(pooling_factors=[float(draw.choice([1, 2, 5, 20, 50]))])
+        for i in range(len(sizes))
+    }
+
+    def rating(**options):
+        planner = planner_of(topology=gpus(4), constraints=ids, batch_size=2048, **options)
+        planner.plan(tables(*sizes), [PlannedTables()])
+        return planner.report.perf_rating
+
+    alone = rating(proposer=[UniformProposer(), GreedyProposer(), DynamicProgrammingProposer()])
+    assert rating() < 0.97 * alone
+
+
+def test_what_is_tried_near_a_plan():
+    enumerator = EmbeddingEnumerator(gpus(2), 512)
+    space = enumerator.enumerate(tables((1000, 64), (1000, 128)), [PlannedTables()])
+    ways = options_by_table(space)
+    proposal = [
+        next(o for o in ways[name] if o.sharding_type == "table_wise") for name in ("t0", "t1")
+    ]
+    plan = [proposal[0].placed([0]), proposal[1].placed([1])]
+    near = list(neighbours(proposal, plan, ways, 2))
+    # The wider table's rank is the busiest.
+    assert all(other[0] is proposal[0] for other in near)
+    assert [other[1] for other in near] == [
+        way for way in ways["t1"][:WAYS] if way is not proposal[1]
+    ]
+    assert trials_for(plan) == MOST_TRIALS
+    assert trials_for(plan * 20_000) == 1

@@ -39,6 +39,8 @@ from tessera.training.distributed.planner.proposers import (
     GridSearchProposer,
     UniformProposer,
 )
+from tessera.training.distributed.planner.refine import neighbours, trials_for
+from tessera.training.distributed.planner.search import options_by_table
 from tessera.training.distributed.planner.stats import EmbeddingStats
 from tessera.training.distributed.planner.storage_reservations import (
     HeuristicalStorageReservation,
@@ -72,7 +74,8 @@ class EmbeddingShardingPlanner(ShardingPlanner):
         batch_size: samples per rank and step.
         enumerator: None: `EmbeddingEnumerator`.
         storage_reservation: None: `HeuristicalStorageReservation`.
-        proposer: one or several; None: grid search, uniform, greedy and dynamic programming.
+        proposer: one or several; None: grid search, uniform, greedy and dynamic programming, and then
+            other ways for single tables of the busiest rank, see `refine`.
         partitioner: None: `GreedyPerfPartitioner`.
         performance_model: None: `NoopPerfModel`.
         stats: told of every plan; None: `EmbeddingStats`, which logs at level INFO.
@@ -116,6 +119,7 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             self._topology, self._batch_size, self._constraints
         )
         self._reservation = storage_reservation or HeuristicalStorageReservation()
+        self._refines = proposer is None
         if proposer is None:
             proposer = [
                 GridSearchProposer(),
@@ -258,28 +262,60 @@ class EmbeddingShardingPlanner(ShardingPlanner):
         """
         until = math.inf if self._timeout_s is None else time.monotonic() + self._timeout_s
         best: list[ShardingOption] | None = None
+        best_proposal: list[ShardingOption] = []
         best_rating = float("inf")
         ratings: dict[tuple[int, ...], float | None] = {}
         for proposer in self._proposers:
             proposer.load(search_space, self._enumerator)
             while (proposal := proposer.propose()) is not None:
                 if time.monotonic() > until:
-                    return self._best_in_time(best, ratings.values())
+                    return self._in_time(best, ratings.values())
                 key = tuple(id(option) for option in proposal)
                 if key not in ratings:
                     plan, rating = self._try(proposal, left, len(ratings) + 1)
                     ratings[key] = rating
                     if rating is not None and rating < best_rating:
-                        best, best_rating = plan, rating
+                        best, best_rating, best_proposal = plan, rating, proposal
                 proposer.feedback(
                     partitionable=ratings[key] is not None,
                     plan=proposal,
                     perf_rating=ratings[key],
                     storage_constraint=left,
                 )
+        if best is not None and self._refines:
+            best = self._refined(best_proposal, best, search_space, left, ratings, until)
         return best, list(ratings.values())
 
-    def _best_in_time(
+    def _refined(  # noqa: PLR0917 - a step of the search, with what the search knows
+        self,
+        proposal: list[ShardingOption],
+        best: list[ShardingOption],
+        search_space: list[ShardingOption],
+        left: Topology,
+        ratings: dict[tuple[int, ...], float | None],
+        until: float,
+    ) -> list[ShardingOption]:
+        """The plan after tables of its busiest rank were given other ways, as long as that is better."""
+        tables, trials = options_by_table(search_space), trials_for(best)
+        rating = self._model.rate(best)
+        improved = True
+        while improved:
+            improved = False
+            for near in neighbours(proposal, best, tables, left.world_size):
+                key = tuple(id(option) for option in near)
+                if key in ratings:
+                    continue
+                if trials == 0 or time.monotonic() > until:
+                    return best
+                trials -= 1
+                plan, ratings[key] = self._try(near, left, len(ratings) + 1)
+                found = ratings[key]
+                if plan is not None and found is not None and found < rating:
+                    proposal, best, rating, improved = near, plan, found, True
+                    break
+        return best
+
+    def _in_time(
         self, best: list[ShardingOption] | None, ratings: Iterable[float | None]
     ) -> tuple[list[ShardingOption], list[float | None]]:
         tried = list(ratings)
