@@ -202,6 +202,7 @@ TRAINING_ORDER = (
     "distributed.inference",
     "distributed.planner",
     "distributed.model",
+    "distributed.utils",
     "distributed.train_pipeline",
     "distributed.checkpoint",
     "fx",
@@ -218,6 +219,7 @@ TRAINING_ORDER = (
     "comparison",
     "tuning",
     "trained",
+    "conversion",
     "bench",
     "commands",
 )
