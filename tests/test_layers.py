@@ -206,6 +206,7 @@ TRAINING_ORDER = (
     "distributed.inference",
     "distributed.planner",
     "distributed.model",
+    "distributed.utils",
     "distributed.train_pipeline",
     "distributed.checkpoint",
     "fx",
@@ -222,6 +223,7 @@ TRAINING_ORDER = (
     "comparison",
     "tuning",
     "trained",
+    "conversion",
     "bench",
     "commands",
 )

@@ -60,3 +60,5 @@ def test_a_traced_module_gives_the_same():
     alone = PositionWeightedProcessor({"c": 3, "a": 2})
     traced = torch.fx.symbolic_trace(alone)
     assert torch.equal(traced(KJT).weights(), alone(KJT).weights())
+    scripted = torch.jit.script(traced)
+    assert torch.equal(scripted(KJT).weights(), alone(KJT).weights())

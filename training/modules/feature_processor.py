@@ -3,7 +3,7 @@
 `tessera.training.modules.feature_processor_` has those that collections over ranks take.
 """
 
-from __future__ import annotations
+# Annotations are not postponed: a graph that torch.fx traces has them, and TorchScript reads them there.
 
 from abc import ABC, abstractmethod
 
@@ -122,22 +122,24 @@ def weighted_alone(
     features: KeyedJaggedTensor, position_weights: dict[str, Tensor]
 ) -> KeyedJaggedTensor:
     """The features that have weights ``[max length]`` of places, with those as their ids' weights."""
+    # Loops as TorchScript has them.
     by_name = features.to_dict()
-    names = [name for name in features.keys() if name in position_weights]  # noqa: SIM118 - a KeyedJaggedTensor
-    if not names:
+    names: list[str] = []
+    values: list[Tensor] = []
+    lengths: list[Tensor] = []
+    weights: list[Tensor] = []
+    for name in features.keys():  # noqa: SIM118 - a KeyedJaggedTensor
+        if name in position_weights:
+            part = by_name[name]
+            places = offsets_to_range_traceble(part.offsets(), part.values())
+            names.append(name)
+            values.append(part.values())
+            lengths.append(part.lengths())
+            weights.append(position_weights[name].index_select(0, places))
+    if len(names) == 0:
         return features
-    parts = [by_name[name] for name in names]
-    weights = [
-        position_weights[name].index_select(
-            0, offsets_to_range_traceble(part.offsets(), part.values())
-        )
-        for name, part in zip(names, parts, strict=True)
-    ]
     return KeyedJaggedTensor.from_lengths_sync(
-        keys=names,
-        values=torch.cat([part.values() for part in parts]),
-        lengths=torch.cat([part.lengths() for part in parts]),
-        weights=torch.cat(weights),
+        names, torch.cat(values), torch.cat(lengths), torch.cat(weights)
     )
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
-from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
 from tessera.training.sparse.checks import check_keyed_jagged
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 _log = logging.getLogger(__name__)
 
 
+class Table(Protocol):
+    """What is needed of a table's config."""
+
+    num_embeddings: int
+    feature_names: list[str]
+
+
 def validate_keyed_jagged_tensor(
-    kjt: KeyedJaggedTensor, configs: Sequence[BaseEmbeddingConfig] | None = None
+    kjt: KeyedJaggedTensor, configs: Sequence[Table] | None = None
 ) -> bool:
     """Check that a batch's fields fit each other, and that its ids are rows.
 
