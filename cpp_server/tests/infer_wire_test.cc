@@ -338,6 +338,42 @@ TEST(InferReader, AcceptsAndRefusesWhatProtobufDoes) {
   EXPECT_GT(refused, 5'000);
 }
 
+TEST(InferWriter, TellsWhereTheTimeWentIfItIsAsked) {
+  const std::vector<float> scores = {1};
+  const std::vector<OutputView> outputs = {{"score", scores.data(), 1}};
+  const std::vector<std::size_t> chosen = {0};
+  const StageTimings timings{.decode_us = 1,
+                             .queue_us = 300,
+                             .assemble_us = 0,
+                             .transfer_us = 4,
+                             .forward_us = 5'000'000'000,
+                             .split_us = 6,
+                             .batch_requests = 7,
+                             .batch_samples = 8};
+  const InferResponseParts parts{.outputs = outputs,
+                                 .chosen = chosen,
+                                 .samples = 1,
+                                 .model_name = "m",
+                                 .model_version = "7",
+                                 .id = "",
+                                 .commit = 9,
+                                 .timings = &timings};
+  std::string bytes(infer_response_bytes(parts), '\0');
+  write_infer_response(parts, reinterpret_cast<std::byte*>(bytes.data()));
+  inference::ModelInferResponse message;
+  ASSERT_TRUE(message.ParseFromString(bytes));
+  std::map<std::string, std::int64_t> told;
+  for (const auto& [key, value] : message.parameters()) {
+    EXPECT_TRUE(value.has_int64_param()) << key;
+    told[key] = value.int64_param();
+  }
+  const std::map<std::string, std::int64_t> expected = {
+      {"commit", 9},      {"decode_us", 1},      {"queue_us", 300},
+      {"assemble_us", 0}, {"transfer_us", 4},    {"forward_us", 5'000'000'000},
+      {"split_us", 6},    {"batch_requests", 7}, {"batch_samples", 8}};
+  EXPECT_EQ(told, expected);
+}
+
 TEST(InferWriter, WritesWhatProtobufReads) {
   const std::vector<float> first = {1, 2, 3};
   const std::vector<float> second = {1, 2, 3, 4, 5, 6};
