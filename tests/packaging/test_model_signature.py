@@ -98,7 +98,11 @@ def test_the_stock_tool_verifies_ours(copy):
 
 
 @needs_stock_tool
-@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=str)
+@pytest.mark.parametrize(
+    "curve",
+    [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()],
+    ids=lambda curve: curve.name,
+)
 def test_ours_verifies_the_stock_tools(copy, curve, capsys):
     key = ec.generate_private_key(curve)
     pem = serialization.Encoding.PEM
