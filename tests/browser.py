@@ -58,7 +58,8 @@ def with_browser(look):
     """What the coroutine ``look(page)`` gives for a tab of a browser that is started for it."""
 
     async def run():
-        with tempfile.TemporaryDirectory() as profile:
+        # Processes of the browser's own may write to it for a moment after the browser has ended.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
             async with screenshots.opened(CHROMIUM, Path(profile)) as tab:
                 return await look(Page(tab))
 

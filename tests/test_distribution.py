@@ -171,7 +171,7 @@ def test_the_server_of_the_wheel_finds_its_libraries(built, tmp_path):
     }.items():
         (other / "torch" / name).parent.mkdir(parents=True, exist_ok=True)
         (other / "torch" / name).write_text(text)
-    refused = run("import tessera_rec_server as t; t.main()", other, tmp_path, "--version")
+    refused = run("import tessera_rec_server as t; t.main()", other, other, "--version")
     assert refused.returncode == 2
     release = releases.minor_of(torch.__version__)
     assert (
