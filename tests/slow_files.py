@@ -17,6 +17,7 @@ SECONDS = {
     "tests/conformance/test_criteo_rows.py": 36,
     "tests/conformance/test_bounded_memory.py": 35,
     "tests/conformance/test_repository_under_load.py": 35,
+    "tests/conformance/test_access_log.py": 36,
     "tests/cpp/test_cpp_server.py": 35,
     "tests/packaging/test_edge_values.py": 30,
     "tests/packaging/test_damage.py": 29,

@@ -23,6 +23,9 @@ UNSAMPLED = f"00-{TRACE}-{SPAN}-00"
 BATCH = 100
 """Samples that make a whole batch, which is computed at once; fewer wait."""
 
+DELAY_US = 15_000_000
+"""How long fewer wait: long enough to fill the queue meanwhile, and no longer, as calls that were cancelled stay in it."""
+
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
@@ -115,7 +118,7 @@ def collect(kind, package, whole, one, folder):
     with SpanCollector(503, b"no HTTP\r\n\r\n") as collector:
         tracing = ["--otlp-endpoint", collector.url, "--trace-share", 1]
         flags = ["--access-log", path, "--max-queue-requests", 2, "--max-batch-samples", BATCH]
-        with waiting_server(kind, package, *flags, *tracing) as server:
+        with waiting_server(kind, package, *flags, *tracing, delay_us=DELAY_US) as server:
             made = make_and_follow(server, whole, one, path, old)
             sent = lambda: server.value("tessera_spans_total", result="sent")  # noqa: E731 - it is one line
             server.wait_for(lambda: sent() == SPANS)

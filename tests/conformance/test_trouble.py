@@ -24,10 +24,10 @@ A_MINUTE_US = 60_000_000
 """A worker that waits this long for other requests leaves requests in the queue for the test."""
 
 
-def waiting_server(kind, package, *flags):
+def waiting_server(kind, package, *flags, delay_us=A_MINUTE_US):
     return RunningServer(
         kind,
-        *("--model", package, "--workers", 1, "--max-delay-us", A_MINUTE_US),
+        *("--model", package, "--workers", 1, "--max-delay-us", delay_us),
         *("--drain-propagation-ms", 0, *flags),
     )
 
