@@ -305,7 +305,8 @@ class ShortPasses : public testing::Test {
   std::size_t taken_here(int samples) {
     while (true) {
       EXPECT_TRUE(submit(samples, Submitter::kRunsPasses).ok());
-      if (queue.next_here(batch, Submitter::kRunsPasses).runs) return batch.parts.size();
+      const bool here = queue.next_here(batch);
+      if (here) return batch.parts.size();
       while (queue.depth().requests > 0) std::this_thread::yield();
     }
   }
@@ -324,10 +325,10 @@ TEST_F(ShortPasses, AreTheSubmitters) {
   const int before = taken;
   ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
   ASSERT_TRUE(submit(2, Submitter::kRunsPasses).ok());
-  EXPECT_TRUE(queue.next_here(batch, Submitter::kRunsPasses).runs);
+  EXPECT_TRUE(queue.next_here(batch));
   EXPECT_EQ(batch.parts.size(), 2U);
   EXPECT_EQ(batch.reason, CutReason::kIdle);
-  EXPECT_FALSE(queue.next_here(batch, Submitter::kRunsPasses).runs);
+  EXPECT_FALSE(queue.next_here(batch));
   EXPECT_EQ(taken, before);
 }
 
@@ -337,7 +338,7 @@ TEST_F(ShortPasses, GoToAWorkerWhenTheyGrow) {
   ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
   ASSERT_TRUE(submit(100, Submitter::kRunsPasses).ok());  // wakes the worker
   while (taken < before + 2) std::this_thread::yield();
-  EXPECT_FALSE(queue.next_here(batch, Submitter::kRunsPasses).runs);
+  EXPECT_FALSE(queue.next_here(batch));
 }
 
 TEST_F(ShortPasses, GoToAWorkerWhenADrainHasBegunMeanwhile) {
@@ -345,53 +346,8 @@ TEST_F(ShortPasses, GoToAWorkerWhenADrainHasBegunMeanwhile) {
   const int before = taken;
   ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
   queue.drain();
-  EXPECT_FALSE(queue.next_here(batch, Submitter::kRunsPasses).runs);
+  EXPECT_FALSE(queue.next_here(batch));
   while (taken < before + 1) std::this_thread::yield();
-}
-
-TEST_F(ShortPasses, LongerOnesAreTheSubmittersOfLoneRequests) {
-  ASSERT_EQ(taken_here(1), 1U);
-  for (int i = 0; i < 100; ++i) queue.observe(1, 100us, 100us);
-  const int before = taken;
-  ASSERT_TRUE(submit(1, Submitter::kRunsLonePasses).ok());
-  const auto here = queue.next_here(batch, Submitter::kRunsLonePasses);
-  EXPECT_TRUE(here.runs);
-  EXPECT_TRUE(here.lone);
-  EXPECT_EQ(batch.parts.size(), 1U);
-  EXPECT_EQ(taken, before);
-  // Nobody else's requests have come one at a time.
-  ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
-  EXPECT_FALSE(queue.next_here(batch, Submitter::kRunsPasses).runs);
-  while (taken < before + 1) std::this_thread::yield();
-}
-
-TEST_F(ShortPasses, TwoRequestsAreNotLone) {
-  ASSERT_EQ(taken_here(1), 1U);
-  for (int i = 0; i < 100; ++i) queue.observe(1, 100us, 100us);
-  const int before = taken;
-  ASSERT_TRUE(submit(1, Submitter::kRunsLonePasses).ok());
-  ASSERT_TRUE(submit(1, Submitter::kRunsLonePasses).ok());  // wakes the worker
-  while (taken < before + 2) std::this_thread::yield();
-  const auto here = queue.next_here(batch, Submitter::kRunsLonePasses);
-  EXPECT_FALSE(here.runs);
-  EXPECT_FALSE(here.lone);
-}
-
-TEST(BatchScheduler, ARequestBesideABusyWorkerIsNotLone) {
-  SteadyClock clock;
-  BatchScheduler queue({}, {.max_samples = 4}, clock);
-  std::vector<DroppedPart> dropped;
-  Item first(1);
-  Item second(1);
-  CutBatch batch;
-  CutBatch own;
-  ASSERT_TRUE(queue.submit(first.parts(), dropped).ok());
-  ASSERT_TRUE(queue.next(kOrdinary, batch));  // and computes until it asks again
-  ASSERT_TRUE(queue.submit(second.parts(), dropped).ok());
-  EXPECT_FALSE(queue.next_here(own, Submitter::kRunsLonePasses).lone);
-  ASSERT_TRUE(queue.next(kOrdinary, batch));
-  queue.close();
-  EXPECT_FALSE(queue.next(kOrdinary, batch));  // it is done with the second one
 }
 
 TEST(BatchScheduler, DrainEndsTheWaitForCompany) {

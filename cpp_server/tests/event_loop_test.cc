@@ -114,31 +114,6 @@ TEST(EventLoopTest, RunsTimersInTheOrderOfTheirTimes) {
   EXPECT_GE(loop.now(), now + 4ms);
 }
 
-TEST(EventLoopTest, SaysWhetherItHadToWaitForATurn) {
-  EventLoop loop;
-  bool waited = false;
-  EventLoop::Timer late([&] {
-    waited = loop.waited();
-    loop.stop();
-  });
-  int at_once = 0;  // turns of the thousand that did not wait; not all, as the system may pause us
-  int left = 1'000;
-  Call again([] {});
-  again.action = [&] {
-    if (!loop.waited()) ++at_once;
-    if (--left > 0) {
-      loop.post(again);
-    } else {
-      loop.schedule(late, loop.now() + 20ms);
-    }
-  };
-  loop.post(again);
-  loop.run();
-  EXPECT_EQ(left, 0);
-  EXPECT_GT(at_once, 0);
-  EXPECT_TRUE(waited);
-}
-
 struct Reader final : EventLoop::Handler {
   explicit Reader(std::function<void()> what) : action(std::move(what)) {}
   void on_ready(std::uint32_t) override { action(); }

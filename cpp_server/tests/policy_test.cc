@@ -183,18 +183,6 @@ QueueState beside_idle_but(void (*change)(QueueState&)) {
   return state;
 }
 
-QueueState lone(std::int64_t samples) {
-  QueueState state = beside_idle(samples);
-  state.lone = true;
-  return state;
-}
-
-QueueState lone_with_ids(std::int64_t ids) {
-  QueueState state = lone(1);
-  state.ids = ids;
-  return state;
-}
-
 QueueState cheap_beside_idle(std::int64_t samples) {
   QueueState state = beside_idle(samples);
   state.work = {.fixed_seconds = 1e-6};
@@ -218,11 +206,6 @@ const HereCase kHereCases[] = {
      beside_idle_but([](QueueState& state) { state.time = {.fixed_seconds = 1}; }), kShared, true},
     {"many_ids", beside_idle_but([](QueueState& state) { state.ids = 1'024; }), kShared, true},
     {"too_many_ids", beside_idle_but([](QueueState& state) { state.ids = 1'025; }), kShared, false},
-    {"a_longer_one_of_a_lone_request", lone(3), kShared, true},
-    {"as_many_as_a_lone_pass_has", lone(44), kShared, true},  // 250 us
-    {"longer_than_a_lone_pass", lone(45), kShared, false},
-    {"many_ids_of_a_lone_request", lone_with_ids(4'096), kShared, true},
-    {"too_many_ids_of_a_lone_request", lone_with_ids(4'097), kShared, false},
     {"more_ids_than_a_batch_has", beside_idle_but([](QueueState& state) { state.ids = 101; }),
      kAtOnce, false},
 };

@@ -48,7 +48,9 @@ void BatchScheduler::submit(std::span<Part> parts, std::vector<DroppedPart>& dro
       if (!status.ok()) refused.push_back({request, count, std::move(status)});
       parts = parts.subspan(count);
     }
-    if (!runs_here_for(submitter)) woken = worker_to_wake();
+    const bool later = submitter == Submitter::kRunsPasses &&
+                       runs_here(state(WorkerKind::kOrdinary), batch_limits_);
+    if (!later) woken = worker_to_wake();
   }
   // Outside the lock, so that the woken worker does not run into it.
   if (woken != nullptr) woken->notify_one();
@@ -90,20 +92,12 @@ void BatchScheduler::cut(std::int64_t max_samples, CutReason reason, TimePoint n
   queue_.cut(max_samples, batch_limits_.max_ids, now, batch.parts, batch.dropped);
 }
 
-bool BatchScheduler::runs_here_for(Submitter submitter) const {
-  if (submitter == Submitter::kLeaves) return false;
-  QueueState asked = state(WorkerKind::kOrdinary);
-  asked.lone = submitter == Submitter::kRunsLonePasses && asked.parts == 1 && busy_workers_ == 0;
-  return runs_here(asked, batch_limits_);
-}
-
-BatchScheduler::Here BatchScheduler::next_here(CutBatch& batch, Submitter submitter) {
+bool BatchScheduler::next_here(CutBatch& batch) {
   batch.parts.clear();
   batch.dropped.clear();
   MutexLock lock(mutex_);
-  const Here here = {.runs = runs_here_for(submitter),
-                     .lone = queue_.parts() == 1 && busy_workers_ == 0};
-  if (here.runs) cut(batch_limits_.max_samples, CutReason::kIdle, clock_.now(), batch);
+  const bool here = runs_here(state(WorkerKind::kOrdinary), batch_limits_);
+  if (here) cut(batch_limits_.max_samples, CutReason::kIdle, clock_.now(), batch);
   Condition* const woken = worker_to_wake();
   lock.release();
   if (woken != nullptr) woken->notify_one();
@@ -114,14 +108,11 @@ bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
   batch.parts.clear();
   batch.dropped.clear();
   MutexLock lock(mutex_);
-  if (std::exchange(batch.at_worker, false)) --busy_workers_;
   while (true) {
     const TimePoint now = clock_.now();
     const Decision decision = decide(state(kind), batch_limits_, now);
     if (decision.kind == Decision::Kind::kCut) {
       cut(decision.samples, decision.reason, now, batch);
-      batch.at_worker = true;
-      ++busy_workers_;
       // What is left is for another worker; the submitter that brought it may have seen none
       // idle or may have woken this one.
       Condition* const woken = worker_to_wake();

@@ -30,7 +30,6 @@ struct CutBatch {
   std::vector<Part> parts;
   std::vector<DroppedPart> dropped;
   CutReason reason = CutReason::kIdle;
-  bool at_worker = false;  // a worker has it, until it asks for the next one
 };
 
 // A request that was not taken, the parts that it was cut into, and why: the queue is full
@@ -45,7 +44,6 @@ struct RefusedRequest {
 enum class Submitter {
   kLeaves,      // nothing more: a worker is woken
   kRunsPasses,  // it calls next_here soon: a worker is woken only for what will not be run there
-  kRunsLonePasses,  // likewise, and requests have come one at a time (policy.h)
 };
 
 struct QueueDepth {
@@ -74,18 +72,13 @@ class BatchScheduler {
   Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped,
                 Submitter submitter = Submitter::kLeaves);
 
-  struct Here {
-    bool runs = false;
-    bool lone = false;  // one request was queued, and no worker was busy
-  };
-  // Fills `batch`, whose memory is reused, with what the calling thread, which has submitted as
-  // `submitter`, shall compute or drop itself of what is queued (`runs_here`); otherwise
-  // `runs` is false, and a worker has been woken if one is needed.
-  Here next_here(CutBatch& batch, Submitter submitter);
+  // Fills `batch`, whose memory is reused, with what the calling thread shall compute or drop
+  // itself of what is queued (`runs_here`); otherwise false, and a worker has been woken if one is
+  // needed.
+  bool next_here(CutBatch& batch);
 
   // Fills `batch`, whose memory is reused, with at least one part to compute or to drop, for a
-  // worker of kind `kind` that has computed what `batch` held. False: the queue is closed, and
-  // empty or not worth a spare worker.
+  // worker of kind `kind`. False: the queue is closed, and empty or not worth a spare worker.
   bool next(WorkerKind kind, CutBatch& batch);
 
   // What a pass took of time and of its thread's CPU, for the policy's estimates.
@@ -122,8 +115,6 @@ class BatchScheduler {
     return kind == WorkerKind::kSpare ? idle_spares_ : idle_workers_;
   }
   QueueState state(WorkerKind asks) const TESSERA_REQUIRES(mutex_);
-  // Whether the thread that submitted in this way runs what is queued.
-  bool runs_here_for(Submitter submitter) const TESSERA_REQUIRES(mutex_);
   // Moves parts from the queue to `batch`.
   void cut(std::int64_t max_samples, CutReason reason, TimePoint now, CutBatch& batch)
       TESSERA_REQUIRES(mutex_);
@@ -140,7 +131,6 @@ class BatchScheduler {
   CostModel work_ TESSERA_GUARDED_BY(mutex_);
   Idle idle_workers_ TESSERA_GUARDED_BY(mutex_);
   Idle idle_spares_ TESSERA_GUARDED_BY(mutex_);
-  int busy_workers_ TESSERA_GUARDED_BY(mutex_) = 0;  // those of both kinds that have a batch
   bool draining_ TESSERA_GUARDED_BY(mutex_) = false;
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
 };

@@ -66,9 +66,9 @@ bool runs_here(const QueueState& state, const BatchLimits& limits) {
   if (state.parts == 0 || state.idle_workers == 0 || state.draining) return false;
   if (limits.max_delay > Duration::zero()) return false;  // larger batches are wanted than a turn's
   if (state.samples > limits.max_samples) return false;
-  if (state.ids > std::min(state.lone ? kLonePassIds : kShortPassIds, limits.max_ids)) return false;
+  if (state.ids > std::min(kShortPassIds, limits.max_ids)) return false;
   const Duration work = state.work.of(state.samples);
-  return work > Duration::zero() && work <= (state.lone ? kLonePass : kShortPass);
+  return work > Duration::zero() && work <= kShortPass;
 }
 
 }  // namespace tessera

@@ -11,8 +11,7 @@
 // pass is a small part.
 //
 // A thread that brings requests may run their pass itself instead of waking an idle worker for it,
-// if the pass is short: between two turns of an event loop. A longer one it runs where requests
-// come one at a time, so that nothing waits for it.
+// if the pass is short: between two turns of an event loop.
 //
 // Contract: no state, no clock of its own, any thread.
 #pragma once
@@ -57,15 +56,6 @@ inline constexpr Duration kShortPass = std::chrono::microseconds(40);
 // What a pass costs is known by its samples. So many ids take some 25 us.
 inline constexpr std::int64_t kShortPassIds = 1'024;
 
-// A client that sends its next request when it has the answer to the last one gains the same 20 us,
-// and nobody waits for a longer pass, but who happens to begin meanwhile; so long at most.
-inline constexpr Duration kLonePass = std::chrono::microseconds(250);
-inline constexpr std::int64_t kLonePassIds = 4'096;
-// Requests in a row that came while nothing else was to be done, before the next one is taken for
-// such a client's. Of two clients that share a thread, one is mostly being answered when the
-// other's request comes.
-inline constexpr int kLoneRequests = 16;
-
 enum class WorkerKind { kOrdinary, kSpare };
 
 // What the decision looks at when a worker of kind `asks` is free.
@@ -79,7 +69,6 @@ struct QueueState {
   PassCost work = {};                    // of passes lately: what they used of a CPU
   bool draining = false;                 // no more requests will come
   int idle_workers = 0;                  // ordinary ones that wait for requests
-  bool lone = false;                     // the thread that asks has seen kLoneRequests
   WorkerKind asks = WorkerKind::kOrdinary;
 };
 

@@ -77,14 +77,14 @@ class ScoringMethod final : public http2::Method, private http2::EventLoop::Defe
   void submit(PendingRequest& request, const std::shared_ptr<ServedModel>& model) {
     if (std::find(asked_.begin(), asked_.end(), model) == asked_.end()) asked_.push_back(model);
     loop_.defer(*this);
-    model->submit(request, loop_index_, loop_.waited());
+    model->submit(request, loop_index_);
   }
 
   http2::Counters& counters() { return counters_; }
 
  private:
   void on_turn_end() override {
-    for (const auto& model : asked_) model->end_turn(loop_index_, loop_.waited());
+    for (const auto& model : asked_) model->end_turn(loop_index_);
     asked_.clear();
   }
 

@@ -13,8 +13,6 @@ namespace tessera::http2 {
 namespace {
 
 constexpr std::size_t kEventsPerTurn = 128;
-// Asking for events that are there already takes less than this.
-constexpr Duration kWaited = std::chrono::microseconds(5);
 
 timespec timespec_of(Duration left) {
   const auto whole = std::chrono::floor<std::chrono::seconds>(left);
@@ -140,10 +138,8 @@ void EventLoop::run() {
   std::array<epoll_event, kEventsPerTurn> events;
   while (true) {
     const bool last_turn = stopping_.load();
-    const TimePoint asked = std::chrono::steady_clock::now();
     const auto found = static_cast<std::size_t>(wait(events));
     now_ = std::chrono::steady_clock::now();
-    waited_ = now_ - asked >= kWaited;
     ready_ = std::max<std::size_t>(found, 1);
     for (std::size_t i = 0; i < found; ++i) {
       left_ = std::span(events).subspan(i + 1, found - i - 1);

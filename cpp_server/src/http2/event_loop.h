@@ -100,10 +100,6 @@ class EventLoop {
   // When this turn began.
   TimePoint now() const { return now_; }
 
-  // Whether the loop had to wait for this turn's events; otherwise they came while the turn before
-  // ran.
-  bool waited() const { return waited_; }
-
   // How many handlers have something to do in this turn, at least one.
   std::size_t ready() const { return ready_; }
 
@@ -123,7 +119,6 @@ class EventLoop {
   std::atomic<bool> stopping_ = false;
   std::atomic<std::thread::id> thread_{};
   TimePoint now_{};
-  bool waited_ = false;
   std::size_t ready_ = 1;
   std::span<epoll_event> left_;  // the events of this turn that have not been handled
   std::vector<Deferred*> deferred_;

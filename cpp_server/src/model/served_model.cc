@@ -3,7 +3,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <new>
 #include <random>
 #include <system_error>
@@ -160,16 +159,10 @@ bool ServedModel::arrives(PendingRequest& request, TimePoint now) {
   return false;
 }
 
-Submitter ServedModel::submitter(std::size_t loop, bool waited) const {
-  if (loop >= loops_.size()) return Submitter::kLeaves;
-  return waited && loops_[loop]->lone_requests >= kLoneRequests ? Submitter::kRunsLonePasses
-                                                                : Submitter::kRunsPasses;
-}
-
-void ServedModel::submit(PendingRequest& request, std::size_t loop, bool waited) {
+void ServedModel::submit(PendingRequest& request, std::size_t loop) {
   if (!arrives(request, clock_.now())) return;
   std::vector<Part> parts = cut_again(request);
-  queue(parts, submitter(loop, waited));
+  queue(parts, loop < loops_.size() ? Submitter::kRunsPasses : Submitter::kLeaves);
 }
 
 void ServedModel::submit(std::span<PendingRequest* const> requests) {
@@ -233,13 +226,10 @@ void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCo
   while (scheduler_.next(kind, computer.batch)) compute(computer, device);
 }
 
-void ServedModel::end_turn(std::size_t loop, bool waited) {
+void ServedModel::end_turn(std::size_t loop) {
   if (loop >= loops_.size()) return;
   Computer& computer = *loops_[loop];
-  const auto here = scheduler_.next_here(computer.batch, submitter(loop, waited));
-  computer.lone_requests =
-      waited && here.lone ? std::min(computer.lone_requests + 1, kLoneRequests) : 0;
-  if (!here.runs) return;
+  if (!scheduler_.next_here(computer.batch)) return;
   if (!computer.begun) computer.session.begin_thread(threads_per_worker_);
   computer.begun = true;
   compute(computer, shown_->devices.front());

@@ -62,17 +62,16 @@ class ServedModel final : private ExecutionObserver {
   const RequestBytes& request_bytes() const { return request_bytes_; }
 
   // Takes responsibility for a decoded request: it will be answered or failed, perhaps before
-  // this returns. `waited`: the loop had nothing to do before the turn that brings it. Throws
-  // std::bad_alloc, and the request is still the caller's then.
+  // this returns. Throws std::bad_alloc, and the request is still the caller's then.
   static constexpr std::size_t kNoLoop = SIZE_MAX;
-  void submit(PendingRequest& request, std::size_t loop = kNoLoop, bool waited = false);
+  void submit(PendingRequest& request, std::size_t loop = kNoLoop);
 
   // The same for several requests, with one turn at the queue; takes responsibility for all of them
   // and throws nothing.
   void submit(std::span<PendingRequest* const> requests);
 
-  // Runs the pass of what is queued, if it is short or a lone request's (batching/policy.h).
-  void end_turn(std::size_t loop, bool waited);
+  // Runs the pass of what is queued, if it is short.
+  void end_turn(std::size_t loop);
 
   // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
   void log_file_hash() const;
@@ -99,13 +98,10 @@ class ServedModel final : private ExecutionObserver {
     Executor executor;
     CutBatch batch;
     std::size_t counted_bytes = 0;
-    bool begun = false;     // its thread has told the session
-    int lone_requests = 0;  // of a loop: that came in a row, each while nothing else was to be done
+    bool begun = false;  // its thread has told the session
   };
 
   void start_workers();
-  // How the loop submits in a turn.
-  Submitter submitter(std::size_t loop, bool waited) const;
   // Notes when the request came; false: it was late, and has been dropped.
   static bool arrives(PendingRequest& request, TimePoint now);
   // Appends the request's parts. Throws std::bad_alloc, and has appended none then.
