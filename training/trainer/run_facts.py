@@ -110,9 +110,14 @@ def hardware_of(device: torch.device, ranks: int) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = f"{_processor()}, {len(os.sched_getaffinity(0))} CPUs, {torch.get_num_threads()} threads"
+        cpus = _number(len(os.sched_getaffinity(0)), "CPU")
+        name = f"{_processor()}, {cpus}, {_number(torch.get_num_threads(), 'thread')}"
     shared = f"{ranks} ranks, each on " if ranks > 1 else ""
     return f"{shared}{name}; torch {torch.__version__}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _processor() -> str:
