@@ -255,7 +255,7 @@ def _trained(module: nn.Module, *given: Tensor) -> Step:
 
 
 def _dense(module: str, name: str, *arguments: Any) -> Callable[[Library, Shape], Step]:
-    """Of a module whose input is ``[batch, features * dim]``."""
+    """Makes the step of a module whose input is ``[batch, features * dim]``."""
 
     def make(library: Library, shape: Shape) -> Step:
         width = shape["features"] * shape["dim"]
