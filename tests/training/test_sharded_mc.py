@@ -46,6 +46,7 @@ from tests.training.ranks import rank_device, run_on_ranks, whole_on_each_rank
 IDS = 1000
 ROWS = {"a": 16, "b": 24}
 FEATURES = {"a": ["x", "y"], "b": ["z"]}
+ONE_OF_TWO_TABLES = {"a": ["x", "y"], "b": ["z", "x"]}
 DIM, LR, START, STEPS, INTERVAL = 4, 0.5, 0.25, 7, 2
 
 
@@ -58,13 +59,13 @@ def half(ids, size):
     return (ids // 2) % size
 
 
-def plain(pooled, device):
+def plain(pooled, device, features=FEATURES):
     configs = [
         (EmbeddingBagConfig if pooled else EmbeddingConfig)(
             rows,
             DIM,
             name=name,
-            feature_names=FEATURES[name],
+            feature_names=features[name],
             init_fn=fill,
             **({"pooling": PoolingType.MEAN} if pooled and name == "b" else {}),
         )
@@ -99,14 +100,14 @@ def batch(rank, step, device="cpu", samples=None):
     return KeyedJaggedTensor(["z", "x", "y"], ids.to(device), lengths=lengths.to(device))
 
 
-def model_on(pooled, *, by_planner=False, optimizer="exact_sgd"):
+def model_on(pooled, *, by_planner=False, optimizer="exact_sgd", features=FEATURES):
     kind = (
         ManagedCollisionEmbeddingBagCollectionSharder
         if pooled
         else ManagedCollisionEmbeddingCollectionSharder
     )
     sharder = kind(fused_params={"optimizer": optimizer, "learning_rate": LR})
-    module = plain(pooled, torch.device("meta"))
+    module = plain(pooled, torch.device("meta"), features)
     device, plan = rank_device(), None
     if not by_planner:
         plan = construct_module_sharding_plan(
@@ -157,8 +158,8 @@ def run(pooled, by_planner):
 class Reference:
     """A dictionary for each rank's range of each table's ids, and tables in float64."""
 
-    def __init__(self, world):
-        self.world = world
+    def __init__(self, world, features=FEATURES):
+        self.world, self.features = world, features
         self.maps = {
             name: [
                 MapInADictionary(rows // world, "distance", INTERVAL, first=r * rows // world)
@@ -168,39 +169,47 @@ class Reference:
         }
         self.weights = {n: torch.full((r, DIM), START).double() for n, r in ROWS.items()}
 
-    def ids(self, given, key):
+    def ids(self, given, name, key):
         found = given[key].values()
-        return (half(found, IDS) if key == "z" else found).tolist()
+        return (half(found, IDS) if name == "b" else found).tolist()
 
     def owner(self, id_):
         return id_ // -(-IDS // self.world)
 
-    def rows(self, given):
-        return {
-            key: [self.maps[name][self.owner(i)].rows([i])[0] for i in self.ids(given, key)]
-            for name, keys in FEATURES.items()
+    def places(self, given):
+        """Table, feature and rows of each feature of each table, in order."""
+        return [
+            (name, key, [self.maps[name][self.owner(i)].rows([i])[0] for i in ids])
+            for name, keys in self.features.items()
             for key in keys
-        }
+            for ids in [self.ids(given, name, key)]
+        ]
+
+    def rows(self, given):
+        return {key: rows for _, key, rows in self.places(given)}
 
     def profile(self, batches):
         changed = 0
-        for name, keys in FEATURES.items():
-            ids = [i for given in batches for key in keys for i in self.ids(given, key)]
+        for name, keys in self.features.items():
+            ids = [i for given in batches for key in keys for i in self.ids(given, name, key)]
             for rank, own in enumerate(self.maps[name]):
                 evicted = own.train([i for i in ids if self.owner(i) == rank]) or []
                 self.weights[name][evicted] = START
                 changed += len(evicted)
         return changed
 
+    def vectors(self, pooled, name, lengths, rows, weights):
+        vectors = weights[name][rows].split(lengths.tolist())
+        if not pooled:
+            return torch.cat(vectors)
+        mean = name == "b"
+        return torch.stack([v.sum(0) / (max(len(v), 1) if mean else 1) for v in vectors])
+
     def outputs(self, pooled, given, weights):
-        parts, rows = [], self.rows(given)
-        for name, keys in FEATURES.items():
-            for key in keys:
-                vectors = weights[name][rows[key]].split(given[key].lengths().tolist())
-                if pooled:
-                    mean = name == "b"
-                    vectors = [v.sum(0) / (max(len(v), 1) if mean else 1) for v in vectors]
-                parts.append(torch.stack(vectors) if pooled else torch.cat(vectors))
+        parts = [
+            self.vectors(pooled, name, given[key].lengths(), rows, weights)
+            for name, key, rows in self.places(given)
+        ]
         return torch.cat(parts, dim=1 if pooled else 0)
 
 
@@ -227,6 +236,43 @@ def test_steps_are_those_of_dictionaries_and_plain_tables(world, pooled):
         assert unseen == reference.rows(batch(rank, STEPS))
         for name, weight in reference.weights.items():
             torch.testing.assert_close(tables[name].double(), weight, rtol=1e-4, atol=1e-4)
+
+
+def two_tables(pooled):
+    """By step the vectors of each feature of each table, and their rows, each in a list by place."""
+    model = model_on(pooled, features=ONE_OF_TWO_TABLES)
+    seen = []
+    for step in range(STEPS):
+        found, rows = model(batch(dist.get_rank(), step, rank_device()))
+        vectors = found.values().split(DIM, 1) if pooled else [b.values() for b in found.values()]
+        parts = rows.split([1] * 4)
+        seen.append(([v.detach().cpu() for v in vectors], [p.values().tolist() for p in parts]))
+        sum((v * scale(v).to(v.device)).sum() for v in vectors).backward()
+    return seen
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_feature_of_two_tables_has_rows_of_each_map(world, pooled):
+    per_rank = run_on_ranks(world, two_tables, pooled)
+    reference, different = Reference(world, ONE_OF_TWO_TABLES), 0
+    for step in range(STEPS):
+        batches = [batch(rank, step) for rank in range(world)]
+        reference.profile(batches)
+        weights = {n: w.clone().requires_grad_() for n, w in reference.weights.items()}
+        for rank, given in enumerate(batches):
+            vectors, rows = per_rank[rank][step]
+            places = reference.places(given)
+            assert rows == [own for _, _, own in places]
+            different += rows[0] != rows[3]
+            for found, (name, key, own) in zip(vectors, places, strict=True):
+                expected = reference.vectors(pooled, name, given[key].lengths(), own, weights)
+                torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+                (expected * scale(expected)).sum().backward()
+        for name, weight in weights.items():
+            reference.weights[name] = weight.detach() - LR * weight.grad / world
+    assert different
 
 
 def rows_of(model):

@@ -26,8 +26,14 @@ class Missing:
     def _raise(self, *_: Any, **__: Any) -> NoReturn:
         raise MissingName(f"{self._path} is not here")
 
-    __call__ = __iter__ = __len__ = __bool__ = __eq__ = __contains__ = __getitem__ = _raise
+    __call__ = __iter__ = __len__ = __bool__ = __contains__ = __getitem__ = _raise
     __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Raises, but for what `typing` compares an annotation with."""
+        if not isinstance(other, type) and type(other).__module__ != "typing":
+            self._raise()
+        return False
 
     def __getattr__(self, name: str) -> "Missing":
         if name.startswith("__"):

@@ -265,7 +265,7 @@ CASES: dict[str, Callable[[Library, int], Losses]] = {
 }
 
 
-def _let_cpu_streams_pass() -> None:
+def let_cpu_streams_pass() -> None:
     """Let streams of the CPU be recorded, and be what is current.
 
     Some of TorchRec's pipelines record streams on a CPU, too, and ask for a GPU's current stream where
@@ -286,7 +286,7 @@ def work(
     )
     os.environ.update(MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
-    _let_cpu_streams_pass()
+    let_cpu_streams_pass()
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     for name in names:
         try:

@@ -25,9 +25,11 @@ from tessera.training.modules.tables import (
     check_tables,
     common_dim,
     embedding_names,
+    flat_names,
     get_embedding_names_by_table,
     trained_dtype,
 )
+from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tessera.training.sparse.script_types import is_scripting
 
@@ -71,6 +73,7 @@ class EmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterface):
         self.weighted = is_weighted
         self.configs = list(tables)
         self._feature_names = [list(table.feature_names) for table in tables]
+        self._all_features, self._by_place = flat_names(self._feature_names)
         self._embedding_names = embedding_names(tables)
         self._length_per_key = [
             table.embedding_dim for table in tables for _ in table.feature_names
@@ -112,11 +115,11 @@ class EmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterface):
         """
         if not is_scripting():
             check_features(features, self.configs)
-        bags = features.to_dict()
+        bags = selection.bags_of(features, self._all_features, self._by_place)
         pooled: list[Tensor] = []
         for index, table in enumerate(self.embedding_bags.values()):
-            for name in self._feature_names[index]:
-                bag = bags[name]
+            for _ in self._feature_names[index]:
+                bag = bags[len(pooled)]
                 weights = bag.weights() if self.weighted else None
                 vectors = table(bag.values().long(), bag.offsets().long(), weights).float()
                 if self._divides[index]:
@@ -151,6 +154,7 @@ class EmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
         self._need_indices = need_indices
         self.configs = list(tables)
         self._feature_names = [list(table.feature_names) for table in tables]
+        self._all_features, self._by_place = flat_names(self._feature_names)
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self.embeddings = nn.ModuleDict()
         for table in tables:
@@ -182,14 +186,13 @@ class EmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
         """
         if not is_scripting():
             check_features(features, self.configs)
-        bags = features.to_dict()
+        bags = selection.bags_of(features, self._all_features, self._by_place)
         looked_up: dict[str, JaggedTensor] = {}
         for index, table in enumerate(self.embeddings.values()):
-            names = self._embedding_names_by_table[index]
-            for place, feature in enumerate(self._feature_names[index]):
-                bag = bags[feature]
+            for name in self._embedding_names_by_table[index]:
+                bag = bags[len(looked_up)]
                 ids = bag.values().long()
-                looked_up[names[place]] = JaggedTensor(
+                looked_up[name] = JaggedTensor(
                     table(ids).float(),
                     ids if self._need_indices else None,
                     bag.lengths(),

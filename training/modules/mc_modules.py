@@ -33,6 +33,7 @@ from tessera.training.modules.mc_evictions import (
     probabilistic_threshold_filter,
 )
 from tessera.training.modules.mc_sorted_map import MCHManagedCollisionModule
+from tessera.training.modules.tables import flat_names
 from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -63,14 +64,17 @@ def apply_mc_method_to_jt_dict(
 class ManagedCollisionCollection(nn.Module):
     """The managed collision modules of several tables: ids of all their features in, rows out.
 
+    A feature of two tables has its rows twice, by the map of each; its name is among the output's keys
+    as often.
+
     Args:
         managed_collision_modules: by table name, for each of the tables.
         embedding_configs: the tables.
         need_preprocess: whether ids are preprocessed here; False: they were before.
 
     Raises:
-        UserError: a table without a module or a module without a table, another number of rows than
-            the table's, or a feature of two tables.
+        UserError: a table without a module or a module without a table, or another number of rows than
+            the table's.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class ManagedCollisionCollection(nn.Module):
         self._table_features = [
             (table.name, list(table.feature_names)) for table in embedding_configs
         ]
-        self._features = [name for _, names in self._table_features for name in names]
+        self._features, self._by_place = flat_names([names for _, names in self._table_features])
 
     def embedding_configs(self) -> Sequence[BaseEmbeddingConfig]:
         """The settings of every table, in the collection's order."""
@@ -118,11 +122,11 @@ class ManagedCollisionCollection(nn.Module):
             KeyError: a feature is missing.
         """
         features = selection.select_features(features, self._features)
-        bags = features.to_dict()
+        bags = selection.bags_of(features, self._features, self._by_place)
         rows: list[Tensor] = []
         for table, names in self._table_features:
             module = self._managed_collision_modules[table]
-            own = {name: bags[name] for name in names}
+            own = {name: bags[len(rows) + place] for place, name in enumerate(names)}
             if self.need_preprocess:
                 remapped = module(own, mutate_miss_lengths)
             else:
@@ -147,7 +151,6 @@ def _check_modules(
     if different := sorted({*names} ^ {*modules}):
         where = "embedding_configs" if different[0] in modules else "managed_collision_modules"
         raise UserError(f"table {different[0]!r} is missing in {where}; give each table one module")
-    seen: set[str] = set()
     for table in tables:
         rows = modules[table.name].output_size()
         if rows != table.num_embeddings:
@@ -155,9 +158,3 @@ def _check_modules(
                 f"the managed collision module of table {table.name!r} maps to {rows} rows, the table "
                 f"has {table.num_embeddings}; give it zch_size={table.num_embeddings}"
             )
-        if twice := seen.intersection(table.feature_names):
-            raise UserError(
-                f"feature {min(twice)!r} has two tables, whose maps would give it different rows; "
-                "give each table a feature of its own"
-            )
-        seen.update(table.feature_names)

@@ -166,6 +166,12 @@ def embedding_names(tables: Sequence[BaseEmbeddingConfig]) -> list[str]:
     return [name for names in get_embedding_names_by_table(tables) for name in names]
 
 
+def flat_names(names_by_table: Sequence[Sequence[str]]) -> tuple[list[str], bool]:
+    """The features of all tables in order, and whether one stands there twice."""
+    flat = [name for names in names_by_table for name in names]
+    return flat, len(set(flat)) < len(flat)
+
+
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Check the tables of one collection.
 

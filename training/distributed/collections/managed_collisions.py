@@ -33,11 +33,12 @@ from tessera.training.distributed.sharding.sequence_sharding import SequenceShar
 from tessera.training.distributed.tables.batched_kernels import Kernel
 from tessera.training.distributed.tables.shard_state import sharded_tensor
 from tessera.training.distributed.travel.sequence_vectors import SequenceEmbeddingsAllToAll
-from tessera.training.modules.mc_base import ManagedCollisionModule
+from tessera.training.modules.mc_base import Features, ManagedCollisionModule
 from tessera.training.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from tessera.training.modules.tables import flat_names
 from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -92,7 +93,7 @@ class ShardedManagedCollisionCollection(nn.Module):
             for group in sharding.layout.groups_per_rank[env.rank]
             for table in group.embedding_tables
         ]
-        self._features = [name for _, names in self._table_features for name in names]
+        self._features, self._by_place = flat_names([names for _, names in self._table_features])
         self.register_state_dict_post_hook(_whole_maps)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.register_load_state_dict_pre_hook(_own_parts)  # type: ignore[no-untyped-call] # torch leaves it untyped
 
@@ -130,14 +131,21 @@ class ShardedManagedCollisionCollection(nn.Module):
 
     def _range_keys(self, features: KeyedJaggedTensor) -> Tensor:
         """By whose ranges the ids of all tables' features are sent, ``[N]``."""
-        bags = features.to_dict()
         return torch.cat(
             [
-                self._part_of(table).range_key(bags[name].values())
-                for table, names in self._table_features
-                for name in names
+                self._part_of(table).range_key(bag.values())
+                for table, bags in self._by_table(features)
+                for bag in bags.values()
             ]
         )
+
+    def _by_table(self, features: KeyedJaggedTensor) -> Iterator[tuple[str, Features]]:
+        """Each table's features, which came in the tables' order; two tables may have one of a name."""
+        bags = selection.bags_of(features, self._features, self._by_place)
+        first = 0
+        for table, names in self._table_features:
+            yield table, dict(zip(names, bags[first : first + len(names)], strict=True))
+            first += len(names)
 
     def _part_of(self, table: str) -> ManagedCollisionModule:
         part = self._managed_collision_modules[table]
@@ -153,21 +161,19 @@ class ShardedManagedCollisionCollection(nn.Module):
         features = selection.select_features(features, self._features)
         if not self.need_preprocess:
             return features
-        bags = features.to_dict()
         ids: list[Tensor] = []
-        for table, names in self._table_features:
-            own = self._part_of(table).preprocess({name: bags[name] for name in names})
-            ids += [own[name].values() for name in names]
+        for table, bags in self._by_table(features):
+            own = self._part_of(table).preprocess(bags)
+            ids += [own[name].values() for name in bags]
         return features.with_values(torch.cat(ids))
 
     def remap(self, received: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The rows, among those of the whole table, of the ids that came here; counts them in training."""
-        bags = received.to_dict()
         rows: list[Tensor] = []
-        for table, names in self._table_features:
+        for table, bags in self._by_table(received):
             part = self._part_of(table)
-            remapped = part.remap(part.profile({name: bags[name] for name in names}))
-            rows += [remapped[name].values() for name in names]
+            remapped = part.remap(part.profile(bags))
+            rows += [remapped[name].values() for name in bags]
         return received.with_values(torch.cat(rows))
 
     def local_rows(self, remapped: KeyedJaggedTensor) -> KeyedJaggedTensor:

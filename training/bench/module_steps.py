@@ -1,0 +1,298 @@
+"""One step of a module in Tessera and in TorchRec, for `modules_versus_torchrec`.
+
+A case draws a shape from a generator, and gives either library's step on the same data.  Both have the same
+names in the same modules, so one function makes either's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.bench.sharded_steps import Library
+
+CPU = torch.device("cpu")
+BATCHES = 8  # different ones, used in turn
+Shape = dict[str, Any]
+Step = Callable[[], Tensor]
+"""Takes one step; what it gives is equal in both libraries where `Case.equal` says so."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        draw: a shape, of random numbers of the generator.
+        make: a library's step at a shape.
+        equal: whether the step's result has to be equal in both libraries.
+    """
+
+    draw: Callable[[torch.Generator], Shape]
+    make: Callable[[Library, Shape], Step]
+    equal: bool = True
+
+
+def one_of(generator: torch.Generator, *values: Any) -> Any:
+    """One of the values, drawn evenly."""
+    return values[int(torch.randint(len(values), (1,), generator=generator))]
+
+
+def random() -> torch.Generator:
+    """The generator of a step's data, the same for each library."""
+    return torch.Generator().manual_seed(5)
+
+
+def _map_shape(generator: torch.Generator) -> Shape:
+    return {
+        "rows": one_of(generator, 1000, 20_000, 200_000),
+        "ids": one_of(generator, 500, 5000, 50_000),
+    }
+
+
+def _sorted_map_shape(generator: torch.Generator) -> Shape:
+    policies = ("LFU_EvictionPolicy", "LRU_EvictionPolicy", "DistanceLFU_EvictionPolicy")
+    more = {"policy": one_of(generator, *policies), "interval": one_of(generator, 1, 5)}
+    return {**_map_shape(generator), **more}
+
+
+def _drifting_ids(shape: Shape) -> list[Tensor]:
+    """Ids of which most are frequent ones, as of real features; the range drifts from batch to batch."""
+    uniform = [torch.rand(shape["ids"], generator=random()) for _ in range(BATCHES)]
+    return [
+        (2 * shape["rows"] * u**3).long() * 7919 + step * shape["rows"] // 50
+        for step, u in enumerate(uniform)
+    ]
+
+
+def _map_step(library: Library, shape: Shape, module: Any) -> Step:
+    jagged = library.get("sparse.jagged_tensor", "JaggedTensor")
+    lengths = torch.ones(shape["ids"], dtype=torch.int32)
+    batches = [{"f": jagged(ids, lengths=lengths)} for ids in _drifting_ids(shape)]
+    module.train()
+    number = count()
+
+    def step() -> Tensor:
+        found = module(batches[next(number) % BATCHES])["f"].values()
+        module.evict()
+        return found  # type: ignore[no-any-return] # the modules are untyped here
+
+    return step
+
+
+def sorted_map(library: Library, shape: Shape) -> Step:
+    """Ids to rows by a sorted map that learns."""
+    module = library.get("modules.mc_modules", "MCHManagedCollisionModule")(
+        zch_size=shape["rows"],
+        device=CPU,
+        eviction_policy=library.get("modules.mc_modules", shape["policy"])(),
+        eviction_interval=shape["interval"],
+        input_hash_size=2**40,
+    )
+    return _map_step(library, shape, module)
+
+
+def hash_map(library: Library, shape: Shape) -> Step:
+    """Ids to rows by probing."""
+    policy = library.get("modules.hash_mc_evictions", "HashZchEvictionPolicyName")
+    config = library.get("modules.hash_mc_evictions", "HashZchEvictionConfig")
+    module = library.get("modules.hash_mc_modules", "HashZchManagedCollisionModule")(
+        zch_size=shape["rows"],
+        device=CPU,
+        total_num_buckets=4,
+        eviction_policy_name=policy.SINGLE_TTL_EVICTION,
+        eviction_config=config(features=["f"], single_ttl=24),
+    )
+    return _map_step(library, shape, module)
+
+
+def _pool_shape(generator: torch.Generator) -> Shape:
+    return {
+        "rows": one_of(generator, 1000, 100_000),
+        "ids": one_of(generator, 64, 1024, 8192),
+        "dim": one_of(generator, 16, 128),
+    }
+
+
+def tensor_pool(library: Library, shape: Shape) -> Step:
+    """Vectors are written by number, then read."""
+    pool = library.get("modules.tensor_pool", "TensorPool")(
+        shape["rows"], shape["dim"], torch.float32, CPU
+    )
+    generator = random()
+    ids = torch.randint(shape["rows"], (shape["ids"],), generator=generator)
+    values = torch.rand(shape["ids"], shape["dim"], generator=generator)
+
+    def step() -> Tensor:
+        pool.update(ids, values)
+        return pool.lookup(ids)  # type: ignore[no-any-return] # as above
+
+    return step
+
+
+def ids_pool(library: Library, shape: Shape) -> Step:
+    """Bags are written by number, then read."""
+    most = {f"f{place}": place + shape["dim"] // 8 for place in range(4)}
+    pool = library.get("modules.keyed_jagged_tensor_pool", "KeyedJaggedTensorPool")(
+        shape["rows"], most, torch.int64, False, CPU
+    )
+    generator = random()
+    ids = torch.randint(shape["rows"], (shape["ids"],), generator=generator)
+    lengths = torch.cat(
+        [torch.randint(bound + 1, (shape["ids"],), generator=generator) for bound in most.values()]
+    )
+    values = torch.randint(2**40, (int(lengths.sum()),), generator=generator)
+    kjt = library.get("sparse.jagged_tensor", "KeyedJaggedTensor")
+    bags = kjt.from_lengths_sync(list(most), values, lengths)
+
+    def step() -> Tensor:
+        pool.update(ids, bags)
+        return pool.lookup(ids).values()  # type: ignore[no-any-return] # as above
+
+    return step
+
+
+METRICS = (
+    "NE",
+    "CTR",
+    "CALIBRATION",
+    "MSE",
+    "MAE",
+    "AUC",
+    "AUPRC",
+    "ACCURACY",
+    "PRECISION",
+    "RECALL",
+)
+
+
+def _metric_shape(generator: torch.Generator) -> Shape:
+    return {
+        "metric": one_of(generator, *METRICS),
+        "batch": one_of(generator, 128, 2048),
+        "tasks": one_of(generator, 1, 4),
+        "every": one_of(generator, 10, 50),
+    }
+
+
+def metric(library: Library, shape: Shape) -> Step:
+    """Batches are counted, and the metric computed, every few of them."""
+    info = library.get("metrics.metrics_config", "RecTaskInfo")
+    kind = library.get("metrics.metrics_config", "RecMetricEnum")[shape["metric"]]
+    names = [f"t{place}" for place in range(shape["tasks"])]
+    module = library.get("metrics.metric_module", "REC_METRICS_MAPPING")[kind](
+        world_size=1,
+        my_rank=0,
+        batch_size=shape["batch"],
+        tasks=[info(name=name) for name in names],
+        window_size=20 * shape["batch"],
+    )
+    generator = random()
+
+    def numbers() -> dict[str, Tensor]:
+        return {name: torch.rand(shape["batch"], generator=generator).double() for name in names}
+
+    predictions, weights = numbers(), numbers()
+    labels = {name: (values < 0.5).double() for name, values in numbers().items()}
+
+    def step() -> Tensor:
+        for _ in range(shape["every"]):
+            module.update(predictions=predictions, labels=labels, weights=weights)
+        found = module.compute()
+        return torch.stack([
+            found[key].double().reshape(-1)[0] for key in sorted(found) if "window" in key
+        ])  # fmt: skip
+
+    return step
+
+
+def _vectors_shape(generator: torch.Generator) -> Shape:
+    return {
+        "features": one_of(generator, 10, 40),
+        "batch": one_of(generator, 128, 2048),
+        "dim": one_of(generator, 16, 64),
+    }
+
+
+def regroup(library: Library, shape: Shape) -> Step:
+    """The vectors of two collections are put together in groups."""
+    halves = [[f"f{place}" for place in range(first, shape["features"], 2)] for first in range(2)]
+    generator = random()
+    keyed = library.get("sparse.jagged_tensor", "KeyedTensor")
+    given = [
+        keyed(
+            keys=names,
+            length_per_key=[shape["dim"]] * len(names),
+            values=torch.rand(shape["batch"], shape["dim"] * len(names), generator=generator),
+        )
+        for names in halves
+    ]
+    names = [name for half in halves for name in half]
+    groups = [sorted(names)[: len(names) // 2], sorted(names)[len(names) // 2 :]]
+    module = library.get("modules.regroup", "KTRegroupAsDict")(groups, ["first", "second"])
+    return lambda: module(given)["second"]
+
+
+def _trained(module: nn.Module, *given: Tensor) -> Step:
+    """Forward and backward of a dense module whose weights depend on their places alone."""
+    for parameter in module.parameters():
+        values = torch.arange(parameter.numel()).sin() / parameter.size(-1) ** 0.5
+        parameter.data.copy_(values.view_as(parameter))
+
+    def step() -> Tensor:
+        for parameter in module.parameters():
+            parameter.grad = None
+        loss: Tensor = module(*given).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        return loss.detach()
+
+    return step
+
+
+def _dense(module: str, name: str, *arguments: Any) -> Callable[[Library, Shape], Step]:
+    """Makes the step of a module whose input is ``[batch, features * dim]``."""
+
+    def make(library: Library, shape: Shape) -> Step:
+        width = shape["features"] * shape["dim"]
+        built = library.get(module, name)(width, *arguments)
+        return _trained(built, torch.rand(shape["batch"], width, generator=random()))
+
+    return make
+
+
+def factorization(library: Library, shape: Shape) -> Step:
+    """The pairs of a factorization machine."""
+    built = library.get("modules.deepfm", "FactorizationMachine")()
+    generator = random()
+    given = [
+        torch.rand(shape["batch"], shape["dim"], generator=generator).requires_grad_()
+        for _ in range(shape["features"])
+    ]
+
+    def step() -> Tensor:
+        for each in given:
+            each.grad = None
+        loss: Tensor = built(given).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call] # as above
+        return loss.detach()
+
+    return step
+
+
+CASES = {
+    "MCHManagedCollisionModule": Case(_sorted_map_shape, sorted_map, equal=False),
+    "HashZchManagedCollisionModule": Case(_map_shape, hash_map, equal=False),
+    "TensorPool": Case(_pool_shape, tensor_pool),
+    "KeyedJaggedTensorPool": Case(_pool_shape, ids_pool),
+    "metrics": Case(_metric_shape, metric),
+    "KTRegroupAsDict": Case(_vectors_shape, regroup),
+    "VectorCrossNet": Case(_vectors_shape, _dense("modules.crossnet", "VectorCrossNet", 3)),
+    "SwishLayerNorm": Case(_vectors_shape, _dense("modules.activation", "SwishLayerNorm")),
+    "FactorizationMachine": Case(_vectors_shape, factorization),
+}
+"""Modules of one process; those over ranks are in `parallel_steps`."""

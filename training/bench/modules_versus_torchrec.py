@@ -1,0 +1,188 @@
+"""The time of a step of modules, pipelines and replicas, beside TorchRec's at random shapes.
+
+Managed collisions, pools, metrics and dense modules run in one process, pipelines and `DMPCollection` on ranks
+joined by gloo, all on the CPU with one thread each.  Times are of the processor in one process, so that other
+work on the machine matters little, and elapsed times over ranks.  Each case is drawn at a few random shapes.  The two libraries take turns in the
+same processes, on the same data, and first give the same values where the case has any to compare.  The ratio is
+TorchRec's time by Tessera's in each round, its median over the rounds.
+
+    python -m tessera.training.bench.modules_versus_torchrec [--shapes 3] [--only metrics]
+
+Run it with the interpreter of an environment where TorchRec is installed.  The last line is the worst ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from tessera.training.bench.harness import (
+    arguments,
+    in_turns,
+    machine,
+    medians,
+    print_head,
+    print_row,
+)
+from tessera.training.bench.module_steps import CASES, Case, Shape, Step
+from tessera.training.bench.parallel_steps import PARALLEL
+from tessera.training.bench.pipelines_versus_torchrec import let_cpu_streams_pass
+from tessera.training.bench.ranks import in_ranks
+from tessera.training.bench.sharded_steps import Library, libraries
+
+RTOL, ATOL = 1e-4, 1e-5  # float32, sums in another order
+
+
+def on_slowest(seconds: float) -> float:
+    """The longest of the ranks' times."""
+    longest = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return float(longest)
+
+
+def mean_seconds(step: Callable[[], Any], calls: int) -> float:
+    """The mean time of some calls: of the processor in one process, elapsed and on the slowest rank in several."""
+    ranks = dist.is_initialized()
+    clock = time.perf_counter if ranks else time.process_time
+    if ranks:
+        dist.barrier()
+    begin = clock()
+    for _ in range(calls):
+        step()
+    taken = (clock() - begin) / calls
+    return on_slowest(taken) if ranks else taken
+
+
+def begun(library: Library, case: Case, shape: Shape) -> tuple[Step | None, Any]:
+    """A library's step and what its first call gave, or None and what a peer raised."""
+    try:
+        step = case.make(library, shape)
+        return step, step()
+    except Exception as error:
+        if library.name == "tessera":
+            raise
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def measure(case: Case, shape: Shape, *, rounds: int, seconds: float) -> dict[str, Any]:
+    """Seconds of each library's step and their ratio; in place of a library that raises, its error.
+
+    Raises:
+        AssertionError: the libraries do not compute the same.
+    """
+    steps, errors, first = {}, {}, {}
+    for library in libraries():
+        step, outcome = begun(library, case, shape)
+        if step is None:
+            errors[library.name] = outcome
+        else:
+            steps[library.name], first[library.name] = step, outcome
+    if case.equal and len(first) == 2:
+        ours, theirs = first["tessera"], first["torchrec"]
+        torch.testing.assert_close(ours, theirs, rtol=RTOL, atol=ATOL, check_dtype=False)
+    once = max(mean_seconds(step, 2) for step in steps.values())
+    calls = max(1, round(seconds / rounds / len(steps) / once))
+    times = in_turns({n: partial(mean_seconds, s, calls) for n, s in steps.items()}, rounds)
+    found: dict[str, Any] = {**medians(times), "errors": errors}
+    if "torchrec" in times:
+        pairs = zip(times["torchrec"], times["tessera"], strict=True)
+        found["ratio"] = statistics.median(theirs / ours for theirs, ours in pairs)
+    return found
+
+
+def tell(name: str, shape: Shape, found: dict[str, Any]) -> None:
+    """Prints one row of the table."""
+    words = ", ".join(f"{key} {value}" for key, value in shape.items())
+    theirs = f"{found['torchrec'] * 1e6:.0f}" if "torchrec" in found else "-"
+    ratio = (
+        f"{found['ratio']:.2f}" if "ratio" in found else "; ".join(found["errors"].values())[:80]
+    )
+    print_row(name, words, f"{found['tessera'] * 1e6:.0f}", theirs, ratio)
+
+
+def work(  # noqa: PLR0917 - the ranks get them by place
+    cases: dict[str, Case], names: list[str], shapes: int, rounds: int, seconds: float, seed: int
+) -> list[tuple[float, str]]:
+    """The ratios of cases at random shapes, each with its name; rank 0 prints them."""
+    torch.set_num_threads(1)
+    ratios = []
+    for name in names:
+        generator = torch.Generator().manual_seed(seed)
+        seen: list[Shape] = []
+        for _ in range(20 * shapes):
+            shape = cases[name].draw(generator)
+            if len(seen) < shapes and shape not in seen:
+                seen.append(shape)
+        for shape in seen:
+            found = measure(cases[name], shape, rounds=rounds, seconds=seconds)
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                tell(name, shape, found)
+            if "ratio" in found:
+                ratios.append((found["ratio"], name))
+    return ratios
+
+
+def parallel(*given: Any) -> list[tuple[float, str]]:
+    """What a rank runs."""
+    warnings.simplefilter("ignore")
+    let_cpu_streams_pass()
+    return work(PARALLEL, *given)
+
+
+def worst(ratios: Iterable[tuple[float, str]]) -> str:
+    """The last line: how many steps are not slower than TorchRec's, and the slowest of them."""
+    found = list(ratios)
+    if not found:
+        return "no ratio: TorchRec is not installed here, or has no step of these"
+    ratio, name = min(found)
+    fast = sum(each >= 1 for each, _ in found)
+    middle = math.exp(statistics.fmean(math.log(each) for each, _ in found))
+    return (
+        f"{fast} of {len(found)} steps take no longer than TorchRec's; the geometric mean of the ratios is "
+        f"{middle:.2f}, the worst {ratio:.2f} ({name})"
+    )
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser: argparse.ArgumentParser = arguments(__doc__)
+    parser.add_argument("--only", default="", help="part of the names of cases; default all")
+    parser.add_argument("--shapes", type=int, default=3, help="random shapes of each case (3)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds (7)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for a shape, about (2)")
+    parser.add_argument("--ranks", type=int, default=2, help="processes of cases over ranks (2)")
+    parser.add_argument("--seed", type=int, default=0, help="of the shapes (0)")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    given = (args.shapes, args.rounds, args.seconds, args.seed)
+    here = [name for name in CASES if args.only in name]
+    over_ranks = [name for name in PARALLEL if args.only in name]
+    if not here and not over_ranks:
+        names = ", ".join([*CASES, *PARALLEL])
+        parser.error(
+            f"--only {args.only!r}: no case has it in its name; give a part of one of {names}"
+        )
+    print(f"{machine()}, {args.ranks} ranks")
+    print_head("step", "shape", "Tessera, us", "TorchRec, us", "ratio")
+    ratios = work(CASES, here, *given)
+    if over_ranks:
+        ratios += [
+            (ratio, name)
+            for ratio, name in in_ranks(parallel, args.ranks, "gloo", over_ranks, *given)
+        ]
+    print(worst(ratios))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

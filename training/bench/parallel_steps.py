@@ -1,0 +1,188 @@
+"""One step over ranks in Tessera and in TorchRec, for `modules_versus_torchrec`: pipelines and replicas.
+
+The model has tables, placed table-wise and row-wise in turn, and one layer above them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from tessera.training.bench.module_steps import CPU, Case, Shape, Step, one_of
+from tessera.training.bench.sharded_steps import LEARNING_RATE, Library
+
+ROWS, BATCHES = 5000, 4
+
+
+class Model(nn.Module):
+    """Tables and one layer; gives the loss twice, as pipelines want it."""
+
+    def __init__(self, library: Library, shape: Shape) -> None:
+        super().__init__()
+        config = library.get("modules.embedding_configs", "EmbeddingBagConfig")
+        tables = [
+            config(
+                num_embeddings=ROWS,
+                embedding_dim=shape["dim"],
+                name=f"t_{name}",
+                feature_names=[name],
+                init_fn=lambda weight: nn.init.constant_(weight, 0.01),
+            )
+            for name in features_of(shape)
+        ]
+        self.tables = library.get("modules.embedding_modules", "EmbeddingBagCollection")(
+            tables=tables, device=torch.device("meta")
+        )
+        self.over = nn.Linear(shape["dim"] * shape["tables"], 1)
+        nn.init.constant_(self.over.weight, 0.01)
+        nn.init.zeros_(self.over.bias)
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The loss, with and without gradients."""
+        logits = self.over(self.tables(batch.ids).values()).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, loss.detach()
+
+
+def features_of(shape: Shape) -> list[str]:
+    """The names of a shape's features, one for each table."""
+    return [f"f{place}" for place in range(shape["tables"])]
+
+
+def batches(library: Library, shape: Shape) -> Iterator[Any]:
+    """This rank's batches without end, the same for each library."""
+    kjt = library.get("sparse.jagged_tensor", "KeyedJaggedTensor")
+
+    class Batch(library.get("streamable", "Pipelineable")):  # type: ignore[misc] # of either library
+        def __init__(self, ids: Any, labels: Tensor) -> None:
+            self.ids, self.labels = ids, labels
+
+        def to(self, device: torch.device, non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002 - as of torch.Tensor
+            return Batch(
+                self.ids.to(device, non_blocking=non_blocking),
+                self.labels.to(device, non_blocking=non_blocking),
+            )
+
+        def record_stream(self, stream: torch.Stream) -> None:
+            """There is one stream."""
+
+    drawn = []
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(BATCHES):
+        lengths = torch.randint(
+            0, 2 * shape["ids"], (shape["tables"] * shape["batch"],), generator=generator
+        )
+        values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=generator)
+        labels = torch.randint(0, 2, (shape["batch"],), generator=generator).float()
+        drawn.append(Batch(kjt(features_of(shape), values, lengths=lengths), labels))
+    return cycle(drawn)
+
+
+def plan_and_sharder(
+    library: Library, module: nn.Module, shape: Shape, ranks: int
+) -> tuple[Any, Any]:
+    """Tables are table-wise and row-wise in turn."""
+    sharder = library.get("distributed.embeddingbag", "EmbeddingBagCollectionSharder")(
+        fused_params=dict(library.fused_params)
+    )
+    table_wise = library.get("distributed.sharding_plan", "table_wise")
+    row_wise = library.get("distributed.sharding_plan", "row_wise")
+    plan = library.get("distributed.sharding_plan", "construct_module_sharding_plan")(
+        module,
+        {
+            f"t_{name}": (
+                row_wise(compute_kernel="fused")
+                if place % 2
+                else table_wise(rank=place // 2 % ranks, compute_kernel="fused")
+            )
+            for place, name in enumerate(features_of(shape))
+        },
+        sharder,
+        local_size=ranks,
+        world_size=ranks,
+        device_type="cpu",
+    )
+    return library.get("distributed.types", "ShardingPlan")({"tables": plan}), sharder
+
+
+def distributed(library: Library, shape: Shape, group: int | None = None) -> Any:
+    """The model over ranks; with ``group``: each so many of them have a copy of all tables."""
+    model = Model(library, shape)
+    plan, sharder = plan_and_sharder(library, model.tables, shape, group or dist.get_world_size())
+    if group is None:
+        kind = library.get("distributed.model_parallel", "DistributedModelParallel")
+        return kind(model, device=CPU, plan=plan, sharders=[sharder])
+    kind = library.get("distributed.model_parallel", "DMPCollection")
+    return kind(
+        model, CPU, plan, dist.get_world_size(), group, dist.group.WORLD, sharders=[sharder]
+    )
+
+
+def _dense_optimizer(model: Any) -> torch.optim.Optimizer:
+    own = [p for name, p in model.named_parameters() if "over" in name]
+    return torch.optim.SGD(own, lr=LEARNING_RATE)
+
+
+def _shape(generator: torch.Generator) -> Shape:
+    return {
+        "tables": one_of(generator, 4, 16),
+        "batch": one_of(generator, 64, 512),
+        "ids": one_of(generator, 2, 10),
+        "dim": one_of(generator, 16, 64),
+    }
+
+
+def pipeline(name: str, **options: Any) -> Callable[[Library, Shape], Step]:
+    """A step of a pipeline: `progress`."""
+
+    def make(library: Library, shape: Shape) -> Step:
+        model = distributed(library, shape)
+        model.train(not name.startswith("Eval"))
+        kind = library.get("distributed.train_pipeline.train_pipelines", name)
+        built = kind(model, _dense_optimizer(model), CPU, **options)
+        source = batches(library, shape)
+        return lambda: built.progress(source)
+
+    return make
+
+
+def loop(library: Library, shape: Shape) -> Step:
+    """A step of a plain loop."""
+    model = distributed(library, shape)
+    return _loop(model, batches(library, shape), lambda: None)
+
+
+def replicas(library: Library, shape: Shape) -> Step:
+    """A step of copies of all tables, whose weights and optimizer states are averaged after it."""
+    model = distributed(library, shape, group=1)
+    return _loop(model, batches(library, shape), model.sync)
+
+
+def _loop(model: Any, source: Iterator[Any], after: Callable[[], object]) -> Step:
+    optimizer = _dense_optimizer(model)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss, output = model(next(source))
+        loss.backward()
+        optimizer.step()
+        after()
+        return output  # type: ignore[no-any-return] # the model is untyped here
+
+    return step
+
+
+PARALLEL = {
+    "a plain loop": Case(_shape, loop),
+    "TrainPipelineBase": Case(_shape, pipeline("TrainPipelineBase")),
+    "TrainPipelineSparseDist": Case(_shape, pipeline("TrainPipelineSparseDist")),
+    "TrainPipelineFusedSparseDist": Case(_shape, pipeline("TrainPipelineFusedSparseDist")),
+    "TrainPipelineSemiSync": Case(_shape, pipeline("TrainPipelineSemiSync", start_batch=0)),
+    "EvalPipelineSparseDist": Case(_shape, pipeline("EvalPipelineSparseDist")),
+    "DMPCollection": Case(_shape, replicas),
+}
