@@ -39,6 +39,7 @@ from tests.package_factory import make_package
 SIZES = (1, 3, 40)
 STALE = Fault("stale after rollback", "fenced", lambda _: {})
 FLAGS = ("--follow", "--follow-poll-ms", 5, "--max-batch-samples", 16, "--drain-propagation-ms", 0)
+BETWEEN_CALLS_S = 0.01  # many calls a fault, and most of the processor for the faults
 TOLD_EVERY = 500
 
 
@@ -134,7 +135,12 @@ class Attack:
                 until = min(done + kill_every, faults)
                 with self._server(version) as server:
                     with Callers(
-                        server, self._messages, self._right, commit_of, threads=2
+                        server,
+                        self._messages,
+                        self._right,
+                        commit_of,
+                        threads=2,
+                        pause_s=BETWEEN_CALLS_S,
                     ) as callers:
                         while done < until and at < self._last:
                             at = self._spoil(server, version, at)
