@@ -73,8 +73,8 @@ class State(Protocol):
         """What it answers."""
 
 
-class _OnGpu:
-    """The package on a GPU, patched by torch's own operators."""
+class PatchedByTorch:
+    """A package on a device, such as a GPU, patched by torch's own operators."""
 
     def __init__(self, path: Path, device: str) -> None:
         loading = Loading(path, devices=[device], patchable=True)
@@ -85,6 +85,7 @@ class _OnGpu:
         self._runner = loading.runner
 
     def apply(self, read: ReadCommit) -> None:
+        """Take a commit, which is the next one."""
         for patch in read.commit.patches:
             new = torch.from_numpy(read.new_bytes(patch))
             rows = read.rows(patch)
@@ -97,10 +98,11 @@ class _OnGpu:
                 table.index_copy_(0, where.to(memory.device), new.to(memory.device))
 
     def forward(self, batch: HostBatch) -> Mapping[str, torch.Tensor]:
+        """What it answers."""
         return self._runner.forward(batch)
 
 
-class _Answering:
+class Answering:
     """Asks a state all requests.
 
     Args:
@@ -133,9 +135,9 @@ def _make(
     """A process that makes commits in the log of ``folder``, so many of so many rows as it is told; None ends it."""
     torch.set_num_threads(1)
     publisher = SyntheticPublisher(folder)
-    mirror = None if gpu is None else _OnGpu(folder / "model.pt", gpu)
+    mirror = None if gpu is None else PatchedByTorch(folder / "model.pt", gpu)
     state: State = publisher.state if mirror is None else mirror
-    asking = _Answering(requests, (1,) if mirror is None else range(1, largest_batch + 1))
+    asking = Answering(requests, (1,) if mirror is None else range(1, largest_batch + 1))
     orders.send({0: asking.answers(state)})
     while (order := orders.recv()) is not None:
         count, rows = order

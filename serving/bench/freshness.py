@@ -237,9 +237,11 @@ class Measured:
     def visible(self) -> Visible:
         """How long each commit took from its name to the first answer; two may come at once."""
         feed, until = self.feed, self._log.visible
-        with Watcher(self.server.address, self._log.requests[0]) as watcher:
-            with feed.putting_in(self._options.every_s, until):
-                watcher.wait_for(until, self._options.visible_s + _CALL_S)
+        with (
+            Watcher(self.server.address, self._log.requests[0]) as watcher,
+            feed.putting_in(self._options.every_s, until),
+        ):
+            watcher.wait_for(until, self._options.visible_s + _CALL_S)
         seen = [number for number in watcher.seen_ns if number]
         took = [(watcher.seen_ns[one] - feed.put_in_ns[one]) / 1e9 for one in seen]
         return Visible(

@@ -46,11 +46,12 @@ def make_large(folder: Path, gigabytes: float, *, name: str, device: str = "cpu"
     rows = int(gigabytes * 1e9 / TABLES / ROW_BYTES)
     path = folder / f"large-{name}-{rows}-{device}.pt"
     if not path.exists():
-        in_own_process(_write, path, rows, name, device)
+        in_own_process(write_large, path, rows, name, device)
     return path
 
 
-def _write(path: Path, rows: int, name: str, device: str) -> None:
+def write_large(path: Path, rows: int, name: str, device: str) -> None:
+    """The package with tables of so many rows, in this process."""
     model = dlrm(rows, "murmur3", device="meta")
     _stand_in(model)
     options = PackageOptions(name=name, device=device)

@@ -39,7 +39,7 @@ from tests.package_factory import make_package
 SIZES = (1, 3, 40)
 STALE = Fault("stale after rollback", "fenced", lambda _: {})
 FLAGS = ("--follow", "--follow-poll-ms", 5, "--max-batch-samples", 16, "--drain-propagation-ms", 0)
-BETWEEN_CALLS_S = 0.01  # many calls a fault, and most of the processor for the faults
+BETWEEN_CALLS_S = 0.03  # of each of two threads: some calls a fault, and the processor for the faults
 TOLD_EVERY = 500
 
 
@@ -202,7 +202,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--server", choices=list(commands()), required=True, help="which server")
     parser.add_argument("--faults", type=int, default=10_000, help="spoilt commits")
-    parser.add_argument("--kill-every", type=int, default=40, help="faults between two kills")
+    parser.add_argument("--kill-every", type=int, default=90, help="faults between two kills")
     parser.add_argument("--commits", type=int, default=102, help="of the log, 4 or more")
     parser.add_argument("--seed", type=int, default=1, help="of faults and requests")
     given = parser.parse_args(arguments)

@@ -156,18 +156,18 @@ class FollowedModel:
             numbers = read.rows(patch)
             rows = torch.arange(patch.count) if numbers is None else torch.from_numpy(numbers)
             values = torch.from_numpy(read.new_bytes(patch))
-            for place in self._places(path, patch.record):
+            for number, place in enumerate(self._places(path, patch.record)):
+                # Each place exchanges memory of its own.
+                own = values if number == 0 else values.clone()
                 exchanges.append(
                     Exchange(
                         memory=place,
                         rows=rows.to(place.device),
-                        values=values.to(place.device),
+                        values=own.to(place.device),
                         offset=patch.offset,
                         stride=patch.stride,
                     )
                 )
-                # The next place exchanges memory of its own.
-                values = values.clone()
         return StagedCommit(path=path, read=read, exchanges=exchanges, golden=golden)
 
     def _places(self, path: Path, record: str) -> list[Tensor]:
