@@ -274,7 +274,7 @@ class VersionLog:
             Applied(number=number, sha256=read.sha256, newest_example_s=commit.newest_example_s)
         )
         self._numbers.append(number)
-        self._undo.keep(self._records, UndoRecord(exchanges=staged.exchanges))
+        self._undo.keep(self._records, UndoRecord.of(staged))
         rows = {patch.rows or patch.bytes: patch.count for patch in commit.patches if patch.table}
         return Step(
             did=Did.TOOK, commit=number, before=before, rows=sum(rows.values()), seconds=seconds
