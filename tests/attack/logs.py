@@ -39,7 +39,7 @@ from tests.package_factory import make_package
 SIZES = (1, 3, 40)
 STALE = Fault("stale after rollback", "fenced", lambda _: {})
 FLAGS = ("--follow", "--follow-poll-ms", 5, "--max-batch-samples", 16, "--drain-propagation-ms", 0)
-BETWEEN_CALLS_S = 0.03  # of each of two threads: some calls a fault, and the processor for the faults
+BETWEEN_CALLS_S = 0.03  # of each of two threads
 TOLD_EVERY = 500
 
 
