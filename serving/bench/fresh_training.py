@@ -260,7 +260,8 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rows = int(args.megabytes * 1e6 / TABLES / ROW_BYTES)
-    _write_rows(folder / "first.parquet", args.batch, 0)
+    # As many steps as a file has: commits come at multiples of these.
+    _write_rows(folder / "first.parquet", args.rows, 0)
     _write_rows(folder / "valid.parquet", args.batch, 1)
     begin = time.monotonic()
     config = _config(folder, rows, args.batch)
