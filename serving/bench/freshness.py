@@ -12,8 +12,8 @@ Per server, with client and server on the same CPUs, what ``--measure`` names of
   of the state before.
 
 Each answer of an open loop is held, bit by bit, against what the publisher's own copy of the package, with the commits up to the one
-that the answer names, answers to that request. *MiB more* is how much larger the server is at the end than before the first
-commit, and beside it is the ``--rollback-bytes`` that it was given: what ``--back`` of the largest commits take.
+that the answer names, answers to that request. *MiB more* is how much larger the server is after the last commit, before it
+is rolled back, than before the first one, and beside it is the ``--rollback-bytes`` that it was given: what ``--back`` of the largest commits take.
 
 The package is made at once (`tessera.serving.bench.large_package`), and so are all commits before the first server starts; they
 wait in ``--folder``. ``--json`` also keeps the time under the lock that a commit took on average
@@ -306,17 +306,21 @@ class Measured:
             slow_after_ms=dict(sorted(slow.items())),
         )
 
-    def rollback_s(self, rate: float, calls: Calls) -> float:
-        """Go back over ``--back`` commits during an open loop; returns the seconds to the first answer of before."""
+    def take_all(self) -> None:
+        """Let the commits that are to be taken back appear, and wait for an answer of the last one."""
         while self.feed.last < self._log.rollback:
             self.feed.put_in()
+        with Watcher(self.server.address, self._log.requests[0]) as watcher:
+            watcher.wait_for(self.feed.last)
+
+    def rollback_s(self, rate: float, calls: Calls) -> float:
+        """Go back over ``--back`` commits during an open loop; returns the seconds to the first answer of before."""
         to = self.feed.last - self._options.back
         loop = threading.Thread(target=self.phase, args=(rate, calls, ROLLBACK_PHASE_S))
         with (
             Watcher(self.server.address, self._log.requests[0]) as watcher,
             RepositoryClient(self.server.address, timeout_s=_CALL_S) as repository,
         ):
-            watcher.wait_for(self.feed.last)
             loop.start()
             time.sleep(ROLLBACK_PHASE_S / 2)
             begin = time.monotonic_ns()
@@ -359,8 +363,10 @@ def measure(kind: str, log: Log, options: Any) -> Figures:
         if "latency" in options.measure:
             latency = measured.latency(rate, kinds)
         if "rollback" in options.measure:
-            rollback_s = measured.rollback_s(rate, back)
+            measured.take_all()
         grown = memory_mib(measured.server.process.pid) - before
+        if "rollback" in options.measure:
+            rollback_s = measured.rollback_s(rate, back)
         apply_ms = measured.apply_ms()
     everything = [*kinds.values(), back]
     return Figures(
