@@ -184,7 +184,7 @@ class Found:
 
     Attributes:
         from_file_s: of each file after the warm-up, from its name to the first answer that knows its rows.
-        from_commit_s: likewise from the time that its commit has (``created_s``: the rows are collected, the file is not
+        from_commit_s: the same from the time that its commit has (``created_s``: the rows are collected, the file is not
             written yet).
         commit_mib: of the last commit.
     """
