@@ -56,6 +56,32 @@ TEST_F(FollowTest, TheFolderIsListedSeldomWhereThatTakesLong) {
   EXPECT_EQ(LogListing(folder + "/none", slow).numbers_from(1), Numbers{});
 }
 
+// Its first two looks are ten minutes apart, and the later ones none.
+class StoppedClock final : public Clock {
+ public:
+  TimePoint now() const override {
+    if (++*looks_ == 2) advance(10min);
+    return TimePoint(1000s + *passed_);
+  }
+  void advance(Duration by) const { *passed_ += by; }
+
+ private:
+  const std::unique_ptr<int> looks_ = std::make_unique<int>(0);
+  const std::unique_ptr<Duration> passed_ = std::make_unique<Duration>(0);
+};
+
+TEST_F(FollowTest, AListingThatStoodStillDoesNotPutOffTheNextOneForLong) {
+  const StoppedClock stopped;
+  LogListing listing(folder, stopped);
+  using Numbers = std::set<CommitNumber>;
+  EXPECT_EQ(listing.numbers_from(1), Numbers{});
+  std::ofstream(folder + "/" + commit_name(2)).close();
+  stopped.advance(29s);
+  EXPECT_EQ(listing.numbers_from(1), Numbers{});
+  stopped.advance(1s);
+  EXPECT_EQ(listing.numbers_from(1), Numbers{2});
+}
+
 TEST_F(FollowTest, NobodyWhoAddsToAFenceLosesTheEntriesOfAnother) {
   constexpr CommitNumber kEach = 25;
   {

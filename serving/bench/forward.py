@@ -61,8 +61,8 @@ BATCHES = 32  # distinct ones in turn, so that rows do not stay in the first cac
 ROUNDS = 15
 
 
-def dlrm(rows: int, hashing: Hashing) -> RankingModel:
-    """The benchmark's model, with random weights."""
+def dlrm(rows: int, hashing: Hashing, *, device: str | None = None) -> RankingModel:
+    """The benchmark's model, with random weights; with the ``device`` meta its tables take no memory."""
     torch.manual_seed(0)
     config = DLRMConfig(
         embedding_dim=64,
@@ -73,7 +73,8 @@ def dlrm(rows: int, hashing: Hashing) -> RankingModel:
         dense_missing="zero",
     )
     dense = [f"int_{index}" for index in range(DENSE)]
-    return build_ranking_model(config, dense, [f"cat_{index}" for index in range(TABLES)]).eval()
+    sparse = [f"cat_{index}" for index in range(TABLES)]
+    return build_ranking_model(config, dense, sparse, device=device).eval()
 
 
 def random_batch(batch_size: int, rows: int, generator: torch.Generator) -> HostBatch:

@@ -1,4 +1,4 @@
-"""The commits of `tessera.serving.bench.freshness`: made ahead, put into a log at their times, and looked for in answers."""
+"""The commits of `tessera.serving.bench.freshness`: made before anything is measured, put into logs at their times, looked for in answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import numpy as np
@@ -18,14 +19,19 @@ import torch
 from tessera.serving.bench.commits import SyntheticPublisher
 from tessera.serving.bench.processes import METHOD
 from tessera.serving.commits.chain import LOG_FOLDER, commit_name
+from tessera.serving.commits.file import ReadCommit, read_commit
+from tessera.serving.package.loading import Loading
 from tessera.serving.package.runner import HostBatch
 from tessera.serving.protocol import predictor_pb2 as pb
 
 _AWAY_S = 60.0
 """How long a call may wait for an answer."""
 
-Answers = Mapping[int, Sequence[bytes]]
-"""By the number of a commit, what the state after it answers to each request: the bytes of its score."""
+Answers = Mapping[int, Sequence[frozenset[bytes]]]
+"""By the number of a commit, what the state after it may answer to each request: the bytes of its score.
+
+On a CPU that is one answer. A GPU's has other bits in a batch of another size, so there it is one for each size.
+"""
 
 
 def read_answer(content: bytes) -> tuple[int, bytes]:
@@ -35,88 +41,202 @@ def read_answer(content: bytes) -> tuple[int, bytes]:
     return found.model_commit, scores.tobytes()
 
 
-def _batch(content: bytes) -> HostBatch:
-    """The batch of a request whose ids have no weights."""
-    request = pb.PredictionRequest.FromString(content)
-    group, dense = request.id_list_features, request.float_features.values
-    wide = bool(group.values_int64)
-    ids = np.frombuffer(group.values_int64 if wide else group.values, "<i8" if wide else "<i4")
-    lengths = np.frombuffer(group.lengths, "<i4")
+def _batch(contents: Sequence[bytes]) -> HostBatch:
+    """Requests of one sample each, whose ids have no weights, as one batch."""
+    dense, lengths, ids = [], [], []
+    for content in contents:
+        request = pb.PredictionRequest.FromString(content)
+        group = request.id_list_features
+        wide = bool(group.values_int64)
+        values = np.frombuffer(
+            group.values_int64 if wide else group.values, "<i8" if wide else "<i4"
+        )
+        own = np.frombuffer(group.lengths, "<i4")
+        dense.append(np.frombuffer(request.float_features.values, "<f4"))
+        lengths.append(own)
+        ids.append(np.split(values, np.cumsum(own)[:-1]))
+    # Of all samples the first feature, then the second, ...
+    by_feature = [one[feature] for feature in range(len(lengths[0])) for one in ids]
     return HostBatch.of(
-        torch.from_numpy(np.frombuffer(dense, "<f4").copy()).view(request.batch_size, -1),
-        (torch.from_numpy(lengths.copy()), torch.from_numpy(ids.copy())),
+        torch.from_numpy(np.stack(dense)),
+        (
+            torch.from_numpy(np.stack(lengths, axis=1).reshape(-1).copy()),
+            torch.from_numpy(np.concatenate(by_feature).copy()),
+        ),
     )
 
 
-def _make(orders: Connection, folder: Path, requests: Sequence[bytes]) -> None:
+class State(Protocol):
+    """A package with the commits so far."""
+
+    def forward(self, batch: HostBatch) -> Mapping[str, torch.Tensor]:
+        """What it answers."""
+
+
+class PatchedByTorch:
+    """A package on a device, such as a GPU, patched by torch's own operators."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        loading = Loading(path, devices=[device], patchable=True)
+        loading.read()
+        loading.build()
+        loading.settle(verify_golden=True)
+        self._memory = loading.patchable_memory()
+        self._runner = loading.runner
+
+    def apply(self, read: ReadCommit) -> None:
+        """Take a commit, which is the next one."""
+        for patch in read.commit.patches:
+            new = torch.from_numpy(read.new_bytes(patch))
+            rows = read.rows(patch)
+            for memory in self._memory[patch.record]:
+                last = patch.count if rows is None else int(rows[-1]) + 1
+                table = memory.as_strided(
+                    (last, patch.width), (patch.stride, 1), memory.storage_offset() + patch.offset
+                )
+                where = torch.arange(patch.count) if rows is None else torch.from_numpy(rows)
+                table.index_copy_(0, where.to(memory.device), new.to(memory.device))
+
+    def forward(self, batch: HostBatch) -> Mapping[str, torch.Tensor]:
+        """What it answers."""
+        return self._runner.forward(batch)
+
+
+class Answering:
+    """Asks a state all requests.
+
+    Args:
+        requests: of one sample each.
+        sizes: of the batches that each of them is asked in.
+    """
+
+    def __init__(self, requests: Sequence[bytes], sizes: Sequence[int]) -> None:
+        count = len(requests)
+        self._count = count
+        self._asked = []
+        for size in sizes:
+            for begin in range(0, count, size):
+                places = [place % count for place in range(begin, begin + size)]
+                self._asked.append((places, _batch([requests[place] for place in places])))
+
+    def answers(self, state: State) -> list[frozenset[bytes]]:
+        """What the state answers to each."""
+        found: list[set[bytes]] = [set() for _ in range(self._count)]
+        for places, batch in self._asked:
+            scores = state.forward(batch)["default"].detach().cpu().numpy()
+            for place, score in zip(places, scores, strict=True):
+                found[place].add(score.tobytes())
+        return [frozenset(one) for one in found]
+
+
+def _make(
+    orders: Connection, folder: Path, requests: Sequence[bytes], gpu: str | None, largest_batch: int
+) -> None:
     """A process that makes commits in the log of ``folder``, so many of so many rows as it is told; None ends it."""
     torch.set_num_threads(1)
     publisher = SyntheticPublisher(folder)
-    batches = [_batch(request) for request in requests]
-
-    def answers() -> list[bytes]:
-        found = (publisher.state.forward(batch)["default"] for batch in batches)
-        return [scores.detach().numpy().tobytes() for scores in found]
-
-    orders.send({0: answers()})
+    mirror = None if gpu is None else PatchedByTorch(folder / "model.pt", gpu)
+    state: State = publisher.state if mirror is None else mirror
+    asking = Answering(requests, (1,) if mirror is None else range(1, largest_batch + 1))
+    orders.send({0: asking.answers(state)})
     while (order := orders.recv()) is not None:
         count, rows = order
         made = {}
         for _ in range(count):
             path = publisher.publish(rows=rows, newest_example_s=time.time())
-            made[int(path.name.partition(".")[0])] = answers()
+            if mirror is not None:
+                mirror.apply(read_commit(path))
+            made[int(path.name.partition(".")[0])] = asking.answers(state)
         orders.send(made)
 
 
-class CommitSource:
-    """Makes commits of a version, in a process of its own and in another folder, and puts them into the version's log.
+class CommitMaker:
+    """Makes commits of a version, in a process of its own, before any server is measured; a context.
 
-    What making them costs is so apart from what following them costs.
+    What making them costs is so apart from what following them costs, and several servers follow the same log.
 
     Args:
-        folder: of the version, where servers look.
-        ahead: where the commits wait; with a copy of the package.
-        requests: whose answers are known of each state.
+        folder: ``MODEL/VERSION``, with the package, where the commits wait.
+        requests: of one sample each, whose answers are known of each state.
+        gpu: where the answers are computed, such as ``cuda:0``; None: on the CPU.
+        largest_batch: with ``gpu``, what the server may answer together at most.
 
     Attributes:
         right: the answers of the states of all commits so far.
+        bytes: of the file of each commit, by its number.
+    """
+
+    def __init__(
+        self, folder: Path, requests: Sequence[bytes], *, gpu: str | None, largest_batch: int
+    ) -> None:
+        self._log = folder / LOG_FOLDER
+        context = multiprocessing.get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_make, args=(theirs, folder, requests, gpu, largest_batch), daemon=True
+        )
+        self._process.start()
+        theirs.close()  # so that its end is seen here
+        self.right: dict[int, list[frozenset[bytes]]] = self._orders.recv()
+        self.bytes: dict[int, int] = {}
+
+    def make(self, count: int, rows: int) -> range:
+        """Make ``count`` more commits of ``rows`` rows each; returns their numbers."""
+        self._orders.send((count, rows))
+        made = self._orders.recv()
+        self.right |= made
+        self.bytes |= {one: (self._log / commit_name(one)).stat().st_size for one in made}
+        return range(min(made, default=0), max(made, default=-1) + 1)
+
+    def __enter__(self) -> CommitMaker:  # noqa: PYI034 - typing.Self is newer than Python 3.10
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._orders.send(None)
+        self._process.join()
+
+
+class CommitFeed:
+    """Puts commits that are there into the log of one server, one after the other.
+
+    Args:
+        made: the log's folder in which they wait.
+        log: that of the server's version; made here.
+
+    Attributes:
         last: the number of the commit that was put in last.
         put_in_ns: when each was put in, nanoseconds of ``CLOCK_MONOTONIC``.
     """
 
-    def __init__(self, folder: Path, ahead: Path, requests: Sequence[bytes]) -> None:
-        self._log, self._ahead = folder / LOG_FOLDER, ahead / LOG_FOLDER
-        self._log.mkdir()
-        context = multiprocessing.get_context("spawn")
-        self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=_make, args=(theirs, ahead, requests))
-        self._process.start()
-        self.right: dict[int, list[bytes]] = self._orders.recv()
+    def __init__(self, made: Path, log: Path) -> None:
+        self._made, self._log = made, log
+        log.mkdir()
         self.last = 0
         self.put_in_ns: dict[int, int] = {}
-
-    def prepare(self, count: int, rows: int) -> int:
-        """Have ``count`` more commits of ``rows`` rows; returns the bytes of the last one's file."""
-        self._orders.send((count, rows))
-        self.right |= self._orders.recv()
-        return (self._ahead / commit_name(max(self.right))).stat().st_size
 
     def put_in(self) -> None:
         """The next commit appears, whole, in the log."""
         name = commit_name(self.last + 1)
-        os.link(self._ahead / name, self._log / name)
+        os.link(self._made / name, self._log / name)
         self.put_in_ns[self.last + 1] = time.monotonic_ns()
-        (self._ahead / name).unlink()
         self.last += 1
+        self._fetch(self._made / commit_name(self.last + 1))
+
+    @staticmethod
+    def _fetch(path: Path) -> None:
+        """Have the file of the next one in the page cache, as that of a commit which was written just now is."""
+        if path.exists():
+            with path.open("rb") as stream:
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     @contextmanager
-    def putting_in(self, every_s: float) -> Iterator[None]:
-        """Inside the block one commit after the other appears, at most as many as there are."""
+    def putting_in(self, every_s: float, until: int) -> Iterator[None]:
+        """Inside the block one commit after the other appears, up to the one called ``until``."""
         end = threading.Event()
 
         def run() -> None:
             due = time.monotonic()
-            while not end.wait(max(0.0, due - time.monotonic())) and self.last < max(self.right):
+            while not end.wait(max(0.0, due - time.monotonic())) and self.last < until:
                 self.put_in()
                 due += every_s
 
@@ -128,11 +248,6 @@ class CommitSource:
             end.set()
             thread.join()
 
-    def close(self) -> None:
-        """End the process."""
-        self._orders.send(None)
-        self._process.join()
-
 
 class Watcher:
     """Sends one call after the other, and notes when each commit was answered with first; a context.
@@ -140,11 +255,13 @@ class Watcher:
     Attributes:
         seen_ns: by the number of a commit, when it was seen first, nanoseconds of ``CLOCK_MONOTONIC``.
         now: the commit of the last answer.
+        back: answers that named an earlier commit than the answer before them.
     """
 
     def __init__(self, address: str, request: bytes) -> None:
         self.seen_ns: dict[int, int] = {}
         self.now = 0
+        self.back = 0
         self._end = threading.Event()
         self._channel = grpc.insecure_channel(address)
         self._call = self._channel.unary_unary(METHOD, None, pb.PredictionResponse.FromString)
@@ -155,12 +272,21 @@ class Watcher:
         while not self._end.is_set():
             commit = self._call(self._request, timeout=_AWAY_S).model_commit
             self.seen_ns.setdefault(commit, time.monotonic_ns())
+            self.back += commit < self.now
             self.now = commit
 
     def wait_for(self, commit: int, limit_s: float = 120.0) -> None:
-        """Return when ``commit`` was answered with, or after so many seconds."""
+        """Return when ``commit`` was answered with.
+
+        Raises:
+            TimeoutError: it was not in so many seconds.
+        """
         until = time.monotonic() + limit_s
-        while self.now != commit and time.monotonic() < until:
+        while self.now != commit:
+            if time.monotonic() > until:
+                raise TimeoutError(
+                    f"no answer of commit {commit} in {limit_s:.0f} s, still of {self.now}"
+                )
             time.sleep(0.001)
 
     def __enter__(self) -> Watcher:  # noqa: PYI034 - typing.Self is newer than Python 3.10

@@ -1,24 +1,32 @@
 """How long a commit takes to every answer, what commits cost the calls beside them, and how fast they are taken back.
 
-Per server, with client and server on the same CPUs:
+Per server, with client and server on the same CPUs, what ``--measure`` names of:
 
 * *visible*: commits of ``--visible-rows`` rows come, one each ``--every-s`` seconds, while one call after the other is sent;
-  the time from when a commit's file has its name to the first answer that names it is told as p50 and p99;
+  the time from when a commit's file has its name to the first answer that names it is told as p50 and p99 (no later answer
+  may name an earlier one);
 * *latency*: an open loop at ``--share`` of what a closed one reaches (Poisson; latency counts from when a call was due), in
   phases: without commits, with commits of ``--rows`` rows, without, ...; told are the median p99 of the phases of
-  either kind and their ratio. The commits of a phase are made before it, and appear by themselves during it;
-* *answers*: each is held, bit by bit, against what the publisher's own copy of the package, with the commits up to the one that
-  the answer names, answers to that request;
-* *rollback*: over ``--back`` commits, during the same open loop: the time from the call to the first answer of the state before;
-* *memory*: how much larger the server is at the end than before the first commit, beside the bound of ``--rollback-bytes``.
+  either kind and their ratio;
+* *rollback*: over ``--back`` commits of ``--visible-rows`` rows, during such an open loop: the time from the call to the first answer
+  of the state before.
 
-The commits are those of `tessera.serving.bench.commits`. ``--json`` also keeps the time under the lock that a commit took on
-average (``tessera_commit_apply_seconds``), and how many calls were slower than the p99 without commits, by when they were due after the
-last commit (``slow_after_ms``), which shows what of a commit they waited for.
+Each answer of an open loop is held, bit by bit, against what the publisher's own copy of the package, with the commits up to the one
+that the answer names, answers to that request. *MiB more* is how much larger the server is after the last commit, before it
+is rolled back, than before the first one, and beside it is the ``--rollback-bytes`` that it was given: what ``--back`` of the largest commits take.
+
+The package is made at once (`tessera.serving.bench.large_package`), and so are all commits before the first server starts; they
+wait in ``--folder``. ``--json`` also keeps the time under the lock that a commit took on average
+(``tessera_commit_apply_seconds``), each phase's p99, and how many calls were slower than the p99 without commits, by when they were due after
+the last commit (``slow_after_ms``), which shows what of a commit they waited for.
+
+With ``--gpu 0`` the package is one for GPUs, tessera serve has it on that one, and the right answers are computed there by torch's
+own operators, one for each size of batch, as the sums of a GPU depend on that.
 
     python -m tessera.serving.bench.freshness --folder DIR [--gigabytes 0.1] [--rows 10000] [--phases 4] [--phase-s 10]
 
-The sizes that are aimed at: ``--gigabytes 4 --visible-rows 588000 --rows 100000 --phases 4 --phase-s 300 --share 0.5``.
+The sizes that are aimed at are ``--gigabytes 4 --visible-rows 588000 --rows 100000``, ``--visible-s 100`` for the first, ``--phases 20 --phase-s
+60`` for the second and ``--back 20`` for the third; on a GPU ``--rows 1000000``.
 """
 
 from __future__ import annotations
@@ -42,11 +50,19 @@ from typing import Any
 
 import numpy as np
 
-from tessera.serving.bench.fresh_commits import CommitSource, Watcher, read_answer
+from tessera.serving.bench.fresh_commits import (
+    Answers,
+    CommitFeed,
+    CommitMaker,
+    Watcher,
+    read_answer,
+)
+from tessera.serving.bench.large_package import make_large
 from tessera.serving.bench.processes import LOADER, METHOD
-from tessera.serving.bench.reload_servers import MODEL, make_versions, read_requests, write_requests
+from tessera.serving.bench.reload_servers import MODEL, read_requests, write_requests
 from tessera.serving.bench.reloads import load, memory_mib, read_calls
 from tessera.serving.client import RepositoryClient
+from tessera.serving.commits.chain import LOG_FOLDER
 from tessera.serving.server.background import ServerProcess
 from tessera.training.bench.harness import arguments, machine, print_head, print_row
 
@@ -58,7 +74,10 @@ CONNECTIONS = 4
 IN_FLIGHT = 16
 REQUESTS = 32
 BIN_MS = 20
+MEASURED = ("visible", "latency", "rollback")
+ROLLBACK_PHASE_S = 10.0
 _CALL_S = 120.0
+_MIB = 1 << 20
 
 
 @dataclass
@@ -81,25 +100,105 @@ class Calls:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
-    """A server's figures; see the module."""
+class Visible:
+    """How long commits took to the first answer, in seconds, and how many answers named an earlier commit than the one before."""
 
-    commits_seen: int
-    visible_p50_s: float
-    visible_p99_s: float
+    commits: int
+    p50_s: float
+    p99_s: float
+    most_s: float
+    back: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """An open loop of ``rate`` calls a second: p99 by phase and their medians, in milliseconds; ``commits`` beside it."""
+
     rate: float
     without_p99_ms: float
     beside_p99_ms: float
     ratio: float
+    without_ms: list[float]
+    beside_ms: list[float]
     commits: int
+    slow_after_ms: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A server's figures; see the module. What was not measured is None."""
+
+    visible: Visible | None
+    latency: Latency | None
+    rollback_s: float | None
     apply_mean_ms: float
     answers: int
     wrong: int
     failed: int
-    rollback_s: float
     grown_mib: float
-    commit_mib: float
-    slow_after_ms: dict[int, int]
+    rollback_mib: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """What all servers follow, made before the first one starts.
+
+    Attributes:
+        package: the package.
+        made: the folder in which the commits wait.
+        requests: of one sample each; ``request_file`` has them as ``tessera-load`` reads them.
+        right: the right answers.
+        visible, latency, rollback: the number of the last commit of each measurement.
+        largest_bytes: of a commit's file.
+    """
+
+    package: Path
+    made: Path
+    request_file: Path
+    requests: list[bytes]
+    right: Answers
+    visible: int
+    latency: int
+    rollback: int
+    largest_bytes: int
+
+
+def make_log(options: Any) -> Log:
+    """The package and the commits."""
+    folder: Path = options.folder
+    device = "cpu" if options.gpu is None else "cuda"
+    package = make_large(folder, options.gigabytes, name=MODEL, device=device)
+    request_file = write_requests(folder / "requests", package, REQUESTS)
+    requests = read_requests(request_file)
+    version = folder / "made" / MODEL / "1"
+    shutil.rmtree(folder / "made", ignore_errors=True)
+    version.mkdir(parents=True)
+    os.link(package, version / "model.pt")
+    gpu = None if options.gpu is None else f"cuda:{options.gpu}"
+    with CommitMaker(version, requests, gpu=gpu, largest_batch=options.largest_batch) as maker:
+        last = {}
+        end = 0
+        wanted = {
+            "visible": (math.ceil(options.visible_s / options.every_s), options.visible_rows),
+            "latency": (
+                options.phases // 2 * math.ceil(options.phase_s / options.every_s),
+                options.rows,
+            ),
+            "rollback": (options.back, options.visible_rows),
+        }
+        for name, (count, rows) in wanted.items():
+            if name in options.measure:
+                end = max(end, *maker.make(count, rows))
+            last[name] = end
+        return Log(
+            package=package,
+            made=version / LOG_FOLDER,
+            request_file=request_file,
+            requests=requests,
+            right=maker.right,
+            largest_bytes=max(maker.bytes.values()),
+            **last,
+        )
 
 
 class Measured:
@@ -107,25 +206,26 @@ class Measured:
 
     Args:
         kind: ``cpp`` or ``python``.
-        package: what it serves.
-        folder: where the repository is made, anew.
+        log: what it follows.
         options: of the command.
     """
 
-    def __init__(self, kind: str, package: Path, folder: Path, options: Any) -> None:
-        self._options = options
-        self._record = folder / "calls"
-        self._requests = write_requests(folder / "requests", package, REQUESTS)
-        self.requests = read_requests(self._requests)
+    def __init__(self, kind: str, log: Log, options: Any) -> None:
+        self._options, self._log = options, log
+        self._record = options.folder / "calls"
         self._stack = ExitStack()
-        repository, ahead = folder / "repository", folder / "ahead"
-        for root in (repository, ahead):
-            shutil.rmtree(root, ignore_errors=True)
-            (root / MODEL / "1").mkdir(parents=True)
-            os.link(package, root / MODEL / "1" / "model.pt")
-        self.source = CommitSource(repository / MODEL / "1", ahead / MODEL / "1", self.requests)
-        self._stack.callback(self.source.close)
+        repository = options.folder / "repository"
+        shutil.rmtree(repository, ignore_errors=True)
+        version = repository / MODEL / "1"
+        version.mkdir(parents=True)
+        os.link(log.package, version / "model.pt")
+        self.feed = CommitFeed(log.made, version / LOG_FOLDER)
+        self.rollback_bytes = options.back * log.largest_bytes
         flags = ["--model-repository", str(repository), "--model-control", "explicit", "--follow"]
+        flags += ["--rollback-bytes", str(self.rollback_bytes)]
+        if options.gpu is not None:
+            flags += ["--gpus", str(options.gpu)]
+            flags += ["--max-batch-samples", str(options.largest_batch)]
         self.server = self._stack.enter_context(ServerProcess(flags, PROGRAMS[kind]))
 
     def __enter__(self) -> Measured:  # noqa: PYI034 - typing.Self is newer than Python 3.10
@@ -134,34 +234,42 @@ class Measured:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def visible_s(self) -> list[float]:
+    def visible(self) -> Visible:
         """How long each commit took from its name to the first answer; two may come at once."""
-        source, options = self.source, self._options
-        source.prepare(math.ceil(options.phase_s / options.every_s), options.visible_rows)
-        with Watcher(self.server.address, self.requests[0]) as watcher:
-            with source.putting_in(options.every_s):
-                time.sleep(options.phase_s)
-            watcher.wait_for(source.last)
+        feed, until = self.feed, self._log.visible
+        with (
+            Watcher(self.server.address, self._log.requests[0]) as watcher,
+            feed.putting_in(self._options.every_s, until),
+        ):
+            watcher.wait_for(until, self._options.visible_s + _CALL_S)
         seen = [number for number in watcher.seen_ns if number]
-        return [(watcher.seen_ns[one] - source.put_in_ns[one]) / 1e9 for one in seen]
+        took = [(watcher.seen_ns[one] - feed.put_in_ns[one]) / 1e9 for one in seen]
+        return Visible(
+            commits=len(took),
+            p50_s=float(np.quantile(took, 0.5)),
+            p99_s=float(np.quantile(took, 0.99)),
+            most_s=max(took),
+            back=watcher.back,
+        )
 
     def capacity(self) -> float:
         """Answers per second of a closed loop."""
         flags = ("--in-flight", IN_FLIGHT, "--duration-s", min(10.0, self._options.phase_s))
-        return load(self.server.address, METHOD, self._requests, None, *flags)
+        return load(self.server.address, METHOD, self._log.request_file, None, *flags)
 
     def phase(self, rate: float, calls: Calls, seconds: float) -> None:
         """One open loop, whose calls are added to ``calls``."""
         flags = ("--rate", rate, "--duration-s", seconds, "--connections", CONNECTIONS)
-        load(self.server.address, METHOD, self._requests, self._record, *flags, "--warm-up-s", 1)
-        times, right = sorted(self.source.put_in_ns.values()), self.source.right
+        file = self._log.request_file
+        load(self.server.address, METHOD, file, self._record, *flags, "--warm-up-s", 1)
+        times, right = sorted(self.feed.put_in_ns.values()), self._log.right
         latencies = []
         for call in read_calls(self._record):
             if call.code != 0:
                 calls.failed += 1
                 continue
             commit, scores = read_answer(call.answer)
-            kept = commit in right and scores == right[commit][call.request]
+            kept = commit in right and scores in right[commit][call.request]
             calls.right += kept
             calls.wrong += not kept
             latencies.append(call.took / 1e6)
@@ -170,17 +278,51 @@ class Measured:
         self._record.unlink()
         calls.p99_ms.append(float(np.quantile(latencies, 0.99)))
 
+    def latency(self, rate: float, kinds: dict[bool, Calls]) -> Latency:
+        """The phases, whose calls are added to ``kinds``: False without commits, True with them."""
+        options, begin = self._options, self.feed.last
+        each = (self._log.latency - self._log.visible) // (options.phases // 2)
+        for number in range(options.phases):
+            beside = number % 2 == 1
+            with ExitStack() as phase:
+                if beside:
+                    until = self.feed.last + each
+                    phase.enter_context(self.feed.putting_in(options.every_s, until))
+                self.phase(rate, kinds[beside], options.phase_s)
+        without, beside_ms = (statistics.median(kinds[one].p99_ms) for one in (False, True))
+        slow = Counter(
+            int(after // BIN_MS) * BIN_MS
+            for after, took in kinds[True].late or ()
+            if took > without
+        )
+        return Latency(
+            rate=rate,
+            without_p99_ms=without,
+            beside_p99_ms=beside_ms,
+            ratio=beside_ms / without,
+            without_ms=kinds[False].p99_ms,
+            beside_ms=kinds[True].p99_ms,
+            commits=self.feed.last - begin,
+            slow_after_ms=dict(sorted(slow.items())),
+        )
+
+    def take_all(self) -> None:
+        """Let the commits that are to be taken back appear, and wait for an answer of the last one."""
+        while self.feed.last < self._log.rollback:
+            self.feed.put_in()
+        with Watcher(self.server.address, self._log.requests[0]) as watcher:
+            watcher.wait_for(self.feed.last)
+
     def rollback_s(self, rate: float, calls: Calls) -> float:
         """Go back over ``--back`` commits during an open loop; returns the seconds to the first answer of before."""
-        to = self.source.last - self._options.back
-        loop = threading.Thread(target=self.phase, args=(rate, calls, 10.0))
+        to = self.feed.last - self._options.back
+        loop = threading.Thread(target=self.phase, args=(rate, calls, ROLLBACK_PHASE_S))
         with (
-            Watcher(self.server.address, self.requests[0]) as watcher,
+            Watcher(self.server.address, self._log.requests[0]) as watcher,
             RepositoryClient(self.server.address, timeout_s=_CALL_S) as repository,
         ):
-            watcher.wait_for(self.source.last)
             loop.start()
-            time.sleep(5.0)
+            time.sleep(ROLLBACK_PHASE_S / 2)
             begin = time.monotonic_ns()
             watcher.seen_ns.pop(to, None)
             repository.rollback(MODEL, to=f"1.{to}")
@@ -208,54 +350,35 @@ class Measured:
         return 1e3 * total / count
 
 
-def measure(kind: str, package: Path, folder: Path, options: Any) -> Figures:
+def measure(kind: str, log: Log, options: Any) -> Figures:
     """One server's figures."""
     kinds = {False: Calls(p99_ms=[]), True: Calls(p99_ms=[], late=[])}
-    with Measured(kind, package, folder, options) as measured:
-        source = measured.source
-        before = memory_mib(measured.server.process.pid)
-        visible = measured.visible_s()
+    back = Calls(p99_ms=[])
+    visible, latency, rollback_s = None, None, None
+    with Measured(kind, log, options) as measured:
         rate = options.share * measured.capacity()
-        begin, size = source.last, 0
-        for number in range(options.phases):
-            beside = number % 2 == 1
-            if not beside:  # both phases of a pair come after making what the second one needs
-                size = source.prepare(math.ceil(options.phase_s / options.every_s), options.rows)
-            with ExitStack() as phase:
-                if beside:
-                    phase.enter_context(source.putting_in(options.every_s))
-                measured.phase(rate, kinds[beside], options.phase_s)
-        taken = source.last - begin
-        if source.last < options.back:
-            source.prepare(options.back - source.last, options.rows)
-            while source.last < options.back:
-                source.put_in()
+        before = memory_mib(measured.server.process.pid)
+        if "visible" in options.measure:
+            visible = measured.visible()
+        if "latency" in options.measure:
+            latency = measured.latency(rate, kinds)
+        if "rollback" in options.measure:
+            measured.take_all()
         grown = memory_mib(measured.server.process.pid) - before
+        if "rollback" in options.measure:
+            rollback_s = measured.rollback_s(rate, back)
         apply_ms = measured.apply_ms()
-        back = Calls(p99_ms=[])
-        rollback_s = measured.rollback_s(rate, back)
-    without, beside_ms = (statistics.median(kinds[one].p99_ms) for one in (False, True))
-    slow = Counter(
-        int(after // BIN_MS) * BIN_MS for after, took in kinds[True].late or () if took > without
-    )
     everything = [*kinds.values(), back]
     return Figures(
-        commits_seen=len(visible),
-        visible_p50_s=float(np.quantile(visible, 0.5)),
-        visible_p99_s=float(np.quantile(visible, 0.99)),
-        rate=rate,
-        without_p99_ms=without,
-        beside_p99_ms=beside_ms,
-        ratio=beside_ms / without,
-        commits=taken,
+        visible=visible,
+        latency=latency,
+        rollback_s=rollback_s,
         apply_mean_ms=apply_ms,
         answers=sum(calls.right + calls.wrong for calls in everything),
         wrong=sum(calls.wrong for calls in everything),
         failed=sum(calls.failed for calls in everything),
-        rollback_s=rollback_s,
         grown_mib=grown,
-        commit_mib=size / (1 << 20),
-        slow_after_ms=dict(sorted(slow.items())),
+        rollback_mib=measured.rollback_bytes / _MIB,
     )
 
 
@@ -264,49 +387,84 @@ def parse() -> Any:
     parser = arguments(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where the package is kept")
     parser.add_argument("--gigabytes", type=float, default=0.1, help="of it (default 0.1)")
+    parser.add_argument(
+        "--measure", default=",".join(MEASURED), help=f"by commas (default {','.join(MEASURED)})"
+    )
     parser.add_argument("--rows", type=int, default=10_000, help="of a commit (default 10000)")
     parser.add_argument(
         "--visible-rows",
         type=int,
-        help="of a commit whose way to answers is timed (default: --rows)",
+        help="of a commit whose way to answers or back is timed (default: --rows)",
     )
     parser.add_argument("--every-s", type=float, default=1.0, help="between commits (default 1)")
-    parser.add_argument("--servers", default="cpp,python", help="by commas (default cpp,python)")
+    parser.add_argument("--servers", help="by commas (default cpp,python; with --gpu python)")
     parser.add_argument("--share", type=float, default=0.5, help="of the capacity (default 0.5)")
+    parser.add_argument(
+        "--visible-s", type=float, default=10.0, help="seconds of commits that are timed"
+    )
     parser.add_argument("--phases", type=int, default=4, help="of both kinds (default 4)")
     parser.add_argument("--phase-s", type=float, default=10.0, help="seconds each (default 10)")
     parser.add_argument("--back", type=int, default=20, help="commits to take back (default 20)")
+    parser.add_argument(
+        "--largest-batch", type=int, default=64, help="with --gpu, samples of one (default 64)"
+    )
     parser.add_argument("--cpus", default="0,1", help="of all together (default 0,1)")
+    parser.add_argument("--gpu", type=int, help="number of the GPU (default: none is used)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
+    args.measure = set(args.measure.split(","))
+    if not args.measure or args.measure - set(MEASURED):
+        parser.error(f"--measure: give some of {', '.join(MEASURED)}, by commas")
     if args.phases < 2:
         parser.error(f"--phases {args.phases}: give at least 2, one of each kind")
+    if args.back < 1:
+        parser.error(f"--back {args.back}: give at least 1")
     if args.visible_rows is None:
         args.visible_rows = args.rows
+    if args.servers is None:
+        args.servers = "cpp,python" if args.gpu is None else "python"
     return args
 
 
+def show(name: str, found: Figures) -> None:
+    """One row of the table."""
+    visible, latency = found.visible, found.latency
+    print_row(
+        name,
+        "-" if visible is None else f"{visible.p50_s:.3f} / {visible.p99_s:.3f}",
+        "-" if visible is None else f"{visible.commits}, {visible.back}",
+        "-" if latency is None else f"{latency.rate:.0f}",
+        "-" if latency is None else f"{latency.without_p99_ms:.2f}",
+        "-" if latency is None else f"{latency.beside_p99_ms:.2f}",
+        "-" if latency is None else f"{latency.ratio:.2f}",
+        f"{found.apply_mean_ms:.2f}",
+        "-" if found.rollback_s is None else f"{found.rollback_s:.3f}",
+        *(found.answers, found.wrong, found.failed),
+        f"{found.grown_mib:.0f} of {found.rollback_mib:.0f}",
+    )
+
+
 def main() -> None:
-    """Make the package, measure, print."""
+    """Make the package and the commits, measure, print."""
     args = parse()
     os.sched_setaffinity(0, {int(cpu) for cpu in args.cpus.split(",")})
     args.folder.mkdir(parents=True, exist_ok=True)
-    package, _ = make_versions(args.folder, args.gigabytes)
-    print(f"{machine()} at the start; a package of {package.stat().st_size >> 20} MiB")
+    begin = time.monotonic()
+    log = make_log(args)
+    print(
+        f"{machine()} at the start; a package of {log.package.stat().st_size // _MIB} MiB,"
+        f" commits of at most {log.largest_bytes / _MIB:.1f} MiB, made in {time.monotonic() - begin:.0f} s"
+    )
     print_head(
-        *("server", "visible p50 / p99 s", "calls/s", "p99 ms without", "with commits", "ratio"),
-        *("ms alone", "rollback s", "answers", "wrong", "failed", "MiB more"),
+        *("server", "visible p50 / p99 s", "commits, back", "calls/s", "p99 ms without"),
+        *("with commits", "ratio", "ms alone", "rollback s", "answers", "wrong", "failed"),
+        "MiB more",
     )
     results = {}
     for name in args.servers.split(","):
-        found = measure(name, package, args.folder, args)
+        found = measure(name, log, args)
         results[name] = asdict(found)
-        print_row(
-            *(name, f"{found.visible_p50_s:.3f} / {found.visible_p99_s:.3f}", f"{found.rate:.0f}"),
-            *(f"{found.without_p99_ms:.2f}", f"{found.beside_p99_ms:.2f}", f"{found.ratio:.2f}"),
-            *(f"{found.apply_mean_ms:.2f}", f"{found.rollback_s:.3f}", found.answers, found.wrong),
-            *(found.failed, f"{found.grown_mib:.0f}"),
-        )
+        show(name, found)
     if args.json is not None:
         args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
 

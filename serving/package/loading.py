@@ -216,6 +216,12 @@ class Loading:
         sizes = {entry.name: entry.bytes for entry in self.records.entries}
         return memory_of_records(self._module, self._tensor_records, sizes)
 
+    @property
+    def runner(self) -> Runner:
+        """The model that was built."""
+        assert self._runner is not None
+        return self._runner
+
     def load_libraries(self) -> None:
         """Load the operators that the package calls.
 

@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +36,11 @@ from tests.conformance.live_models import asking, index
 from tests.conformance.log_faults import Fault, Faults
 from tests.package_factory import make_package
 
-COMMITS = 12
 SIZES = (1, 3, 40)
 STALE = Fault("stale after rollback", "fenced", lambda _: {})
 FLAGS = ("--follow", "--follow-poll-ms", 5, "--max-batch-samples", 16, "--drain-propagation-ms", 0)
+BETWEEN_CALLS_S = 0.03  # of each of two threads
+TOLD_EVERY = 500
 
 
 class _Told(NamedTuple):
@@ -68,12 +69,19 @@ def _told(server: RunningServer, reason: str) -> _Told:
 class Attack:
     """One server's log, and what became of the faults.
 
+    Args:
+        kind: ``cpp`` or ``python``.
+        folder: for everything.
+        seed: of faults and requests.
+        commits: of the log; when it has come to its end, the next life begins with the first.
+
     Attributes:
         ends: faults by kind, and what was not kept.
     """
 
-    def __init__(self, kind: str, folder: Path, seed: int) -> None:
+    def __init__(self, kind: str, folder: Path, seed: int, commits: int) -> None:
         self._kind = kind
+        self._last = commits - 2  # the last that is spoilt; a missing one needs the one behind it
         self._draw = random.Random(seed)
         self._folder = folder
         keys = []
@@ -92,7 +100,7 @@ class Attack:
         ]
         package = folder / "model.pt"
         sign_package(made[0], keys[0], package)
-        self._history = History(folder / "right", package, COMMITS, key=keys[0])
+        self._history = History(folder / "right", package, commits, key=keys[0])
         self._faults = Faults(
             folder,
             self._history,
@@ -104,13 +112,18 @@ class Attack:
         drawn = Drawn(load_package(package).manifest.schema, seed=seed)
         self._messages = [asking(drawn.samples(size), "m") for size in SIZES]
         self._right = [
-            {number: self._history.expected(number, message) for number in range(COMMITS + 1)}
+            {number: self._history.expected(number, message) for number in range(commits + 1)}
             for message in self._messages
         ]
         self.ends: collections.Counter[str] = collections.Counter()
 
-    def run(self, faults: int, kill_every: int) -> None:
-        """Spoil so many commits; the server is killed after every ``kill_every`` of them."""
+    def run(
+        self, faults: int, kill_every: int, told: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Spoil so many commits; the server is killed after every ``kill_every`` of them.
+
+        ``told`` is called with how far it has come, every `TOLD_EVERY` faults.
+        """
         done = life = 0
         while done < faults:
             life += 1
@@ -118,15 +131,22 @@ class Attack:
             version.put(1, self._history.commits[1])
             at = 1
             # Until the log has come to its end; a server that is started again replays it so far.
-            while done < faults and at < COMMITS - 2:
+            while done < faults and at < self._last:
                 until = min(done + kill_every, faults)
                 with self._server(version) as server:
                     with Callers(
-                        server, self._messages, self._right, commit_of, threads=2
+                        server,
+                        self._messages,
+                        self._right,
+                        commit_of,
+                        threads=2,
+                        pause_s=BETWEEN_CALLS_S,
                     ) as callers:
-                        while done < until and at < COMMITS - 2:
+                        while done < until and at < self._last:
                             at = self._spoil(server, version, at)
                             done += 1
+                            if done % TOLD_EVERY == 0:
+                                told(f"{done} faults, {self.ends['kills']} kills")
                     self.ends["answers that were checked"] += sum(callers.answered.values())
                     self.ends["NOT KEPT: wrong answers"] += len(callers.wrong)
                     server.process.kill()
@@ -182,15 +202,21 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--server", choices=list(commands()), required=True, help="which server")
     parser.add_argument("--faults", type=int, default=10_000, help="spoilt commits")
-    parser.add_argument("--kill-every", type=int, default=10, help="faults between two kills")
+    parser.add_argument("--kill-every", type=int, default=90, help="faults between two kills")
+    parser.add_argument("--commits", type=int, default=102, help="of the log, 4 or more")
     parser.add_argument("--seed", type=int, default=1, help="of faults and requests")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if given.commits < 4:
+        parser.error(f"--commits {given.commits}: give at least 4")
+    return given
 
 
-def attack(given: argparse.Namespace, folder: Path) -> collections.Counter[str]:
+def attack(
+    given: argparse.Namespace, folder: Path, told: Callable[[str], None] = lambda _: None
+) -> collections.Counter[str]:
     """Everything; how many faults of which kind there were, and what was not kept."""
-    attacked = Attack(given.server, folder, given.seed)
-    attacked.run(given.faults, given.kill_every)
+    attacked = Attack(given.server, folder, given.seed, given.commits)
+    attacked.run(given.faults, given.kill_every, told)
     return attacked.ends
 
 
@@ -208,7 +234,7 @@ def main() -> int:
     given = parse()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        status = summary(attack(given, Path(folder)))
+        status = summary(attack(given, Path(folder), lambda words: print(words, flush=True)))
     print(f"{'kept' if status == 0 else 'NOT kept'} in {time.monotonic() - begin:.0f} s")
     return status
 

@@ -12,7 +12,9 @@ from tests.conformance.conformance_harness import commands
 def test_a_few_faulted_logs(server, tmp_path, capsys):
     if server not in commands():
         pytest.skip("the C++ server is not built (make build)")
-    given = logs.parse(["--server", server, "--faults", "6", "--kill-every", "3"])
+    given = logs.parse(
+        ["--server", server, "--faults", "6", "--kill-every", "3", "--commits", "12"]
+    )
     ends = logs.attack(given, tmp_path)
     assert logs.summary(ends) == 0, capsys.readouterr().out
     assert ends["kills"] == 2

@@ -123,3 +123,12 @@ def test_the_folder_is_listed_seldom_where_that_takes_long(tmp_path):
     for _ in range(100):
         next(seconds)
     assert sorted(listing.names_from(2)) == [commit_name(3), commit_name(4)]
+
+
+def test_a_listing_that_stood_still_does_not_put_off_the_next_one_for_long(tmp_path):
+    looks = iter([0.0, 600.0, 629.0, 630.0, 630.0, 630.0])  # the first listing takes ten minutes
+    listing = LogListing(tmp_path, clock=lambda: next(looks))
+    assert listing.names_from(1) == []
+    (tmp_path / commit_name(2)).touch()
+    assert listing.names_from(1) == []
+    assert listing.names_from(1) == [commit_name(2)]

@@ -13,10 +13,11 @@ class Callers:
     """Threads that call a model until they are told to end, and keep what is not the answer that is expected.
 
     ``named(response)`` is the version or the commit that an answer names; ``expected`` holds, by message and by that,
-    the bits of the answer.
+    the bits of the answer; ``pause_s`` is between two calls of a thread.
     """
 
-    def __init__(self, server, messages, expected, named, threads=4):
+    def __init__(self, server, messages, expected, named, threads=4, pause_s=BETWEEN_CALLS_S):
+        self._pause_s = pause_s
         self._named = named
         self.answered = Counter()
         self.wrong = []
@@ -28,7 +29,7 @@ class Callers:
         ]
 
     def _call(self, server, messages, expected, turn):
-        while not self._end.wait(BETWEEN_CALLS_S):
+        while not self._end.wait(self._pause_s):
             turn = (turn + 1) % len(messages)
             found = None
             try:

@@ -9,10 +9,17 @@ import pytest
 import torch
 
 from tessera.kernels import reference
+from tessera.kernels.ops import load as load_operators
 from tessera.serving.commits.file import CommitError
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.follow import version_log
-from tessera.serving.server.follow.followed_model import FollowedModel, exchange_by_index
+from tessera.serving.server.follow.followed_model import (
+    Exchange,
+    FollowedModel,
+    StagedCommit,
+    UndoRecord,
+    exchange_by_index,
+)
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
 from tessera.serving.server.front.freshness_graph import FreshnessHistory
 from tests.patience import PATIENCE_S
@@ -164,3 +171,23 @@ def test_a_model_without_memory_for_its_golden_answers_refuses_the_commit_for_a_
     )
     with pytest.raises(MemoryError, match="not enough memory"):
         model.put_in(staged)
+
+
+def test_what_undoes_a_commit_takes_no_more_than_its_file_and_brings_every_byte_back():
+    load_operators()
+    generator = torch.Generator().manual_seed(3)
+    memory = torch.randint(0, 256, (100 * 68,), dtype=torch.uint8, generator=generator)
+    before = memory.clone()
+    rows = torch.arange(0, 100, 2)
+    values = torch.randint(0, 256, (50, 68), dtype=torch.uint8, generator=generator)
+    exchange = Exchange(memory=memory, rows=rows, values=values, offset=0, stride=68)
+    exchange.run()
+    assert not torch.equal(memory, before)
+    undo = UndoRecord.of(
+        StagedCommit(path=Path("c"), read=SimpleNamespace(), exchanges=[exchange], golden=None)
+    )
+    assert undo.bytes == 50 * (68 + 4)  # a row's number has four bytes in the file, too
+    undo.exchanges[0].run()
+    assert torch.equal(memory, before)
+    far = Exchange(memory=memory, rows=rows + 2**31, values=values, offset=0, stride=68)
+    assert torch.equal(far.compact().rows, far.rows)

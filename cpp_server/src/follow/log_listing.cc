@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -16,6 +18,7 @@ namespace {
 
 // Time between two listings, in times of what the last one has taken.
 constexpr int kPauses = 99;
+constexpr Duration kLongestPause = std::chrono::seconds(30);
 
 }  // namespace
 
@@ -30,7 +33,7 @@ std::set<CommitNumber> LogListing::numbers_from(CommitNumber next) {
     found.erase(found.begin(), found.lower_bound(next));
     found_ = std::move(found);
     const TimePoint end = clock_.now();
-    due_ = end + kPauses * (end - begin);
+    due_ = end + std::min<Duration>(kPauses * (end - begin), kLongestPause);
   }
   return found_;
 }

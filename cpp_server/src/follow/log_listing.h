@@ -2,7 +2,9 @@
 // is there is asked for by its name, and only where it is not the folder is listed, which says
 // whether it is missing. A folder of 100,000 commits takes some 200 ms to list; listings take no
 // more than a hundredth of the time, so that in such a folder a missing commit is noticed some 20
-// seconds later, and in one of a hundred at the next look.
+// seconds later, and in one of a hundred at the next look. It is never noticed later than half a
+// minute: a listing may have taken seconds because the machine or the storage stood still, which
+// says nothing about the next one.
 //
 // Contract: one thread at a time; blocks on the file system.
 #pragma once

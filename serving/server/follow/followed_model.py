@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,8 @@ from tessera.serving.package.torchscript import last_line
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.batching.workers import is_out_of_memory
 
+_LARGEST_INT32 = torch.iinfo(torch.int32).max
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
@@ -29,7 +31,7 @@ class Exchange:
 
     Attributes:
         memory: ``[bytes]`` uint8, the record's, on its device.
-        rows: ``[count]`` int64, ascending, on the same device.
+        rows: ``[count]`` int64 or int32, ascending, on the same device.
         values: ``[count, width]`` uint8, on the same device.
         offset: where row 0 begins.
         stride: bytes from one row to the next.
@@ -43,12 +45,19 @@ class Exchange:
 
     def run(self) -> None:
         """Exchange them; running it again undoes it."""
+        rows = self.rows.long()
         if self.memory.device.type == "cpu":
             torch.ops.tessera.exchange_rows(
-                self.memory, self.rows, self.values, self.offset, self.stride
+                self.memory, rows, self.values, self.offset, self.stride
             )
         else:
-            exchange_by_index(self.memory, self.rows, self.values, self.offset, self.stride)
+            exchange_by_index(self.memory, rows, self.values, self.offset, self.stride)
+
+    def compact(self) -> Exchange:
+        """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
+        if not self.rows.numel() or int(self.rows[-1]) > _LARGEST_INT32:
+            return self
+        return replace(self, rows=self.rows.int())
 
     @property
     def bytes(self) -> int:
@@ -95,6 +104,11 @@ class UndoRecord:
     """
 
     exchanges: Sequence[Exchange]
+
+    @classmethod
+    def of(cls, staged: StagedCommit) -> UndoRecord:
+        """What undoes a commit that was put in; it takes no more memory than the commit's file has bytes."""
+        return cls(exchanges=[exchange.compact() for exchange in staged.exchanges])
 
     @property
     def bytes(self) -> int:
@@ -156,18 +170,18 @@ class FollowedModel:
             numbers = read.rows(patch)
             rows = torch.arange(patch.count) if numbers is None else torch.from_numpy(numbers)
             values = torch.from_numpy(read.new_bytes(patch))
-            for place in self._places(path, patch.record):
+            for number, place in enumerate(self._places(path, patch.record)):
+                # Each place exchanges memory of its own.
+                own = values if number == 0 else values.clone()
                 exchanges.append(
                     Exchange(
                         memory=place,
                         rows=rows.to(place.device),
-                        values=values.to(place.device),
+                        values=own.to(place.device),
                         offset=patch.offset,
                         stride=patch.stride,
                     )
                 )
-                # The next place exchanges memory of its own.
-                values = values.clone()
         return StagedCommit(path=path, read=read, exchanges=exchanges, golden=golden)
 
     def _places(self, path: Path, record: str) -> list[Tensor]:

@@ -23,7 +23,7 @@ class Follower:
 
     Args:
         poll_s: seconds between two looks at the folders.
-        at_rest: reads and compares the files of commits, standing back for what serves.
+        at_rest: reads, compares and stages the files of commits, standing back for what serves.
         tell: told what was done.
         log: where bugs go.
     """

@@ -3,7 +3,8 @@
 Whether the next one is there is asked for by its name, and only where it is not the folder is listed, which
 says whether it is missing.  A folder of 100,000 commits takes some 200 ms to list; listings take no more than a
 hundredth of the time, so that in such a folder a missing commit is noticed some 20 seconds later, and in one of
-a hundred at the next look.
+a hundred at the next look.  It is never noticed later than half a minute: a listing may have taken seconds because the machine
+or the storage stood still, which says nothing about the next one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tessera.serving.commits.chain import commit_name, parse_commit_name
 
 _PAUSES = 99
 """Time between two listings, in times of what the last one has taken."""
+
+_LONGEST_PAUSE_S = 30.0
 
 
 class LogListing:
@@ -47,7 +50,7 @@ class LogListing:
         if begin >= self._due:
             self._found = [one for one in self._list() if (parse_commit_name(one) or 0) >= number]
             end = self._clock()
-            self._due = end + _PAUSES * (end - begin)
+            self._due = end + min(_PAUSES * (end - begin), _LONGEST_PAUSE_S)
         return self._found
 
     def _is_there(self, name: str) -> bool:

@@ -25,9 +25,9 @@ from tessera.serving.commits.chain import (
     refusal,
 )
 from tessera.serving.commits.fence import read_fence
-from tessera.serving.commits.file import CommitError, ReadCommit, read_commit
+from tessera.serving.commits.file import CommitError, read_commit
 from tessera.serving.package.archive import file_identity
-from tessera.serving.server.follow.followed_model import FollowedModel, UndoRecord
+from tessera.serving.server.follow.followed_model import FollowedModel, StagedCommit, UndoRecord
 from tessera.serving.server.follow.log_listing import LogListing
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
 
@@ -182,11 +182,11 @@ class VersionLog:
         """Let go of what is kept to go back."""
         self._undo.forget(self._records)
 
-    def step(self, at_rest: AtRest[ReadCommit] = lambda work: work()) -> Step:
+    def step(self, at_rest: AtRest[StagedCommit] = lambda work: work()) -> Step:
         """Do the next thing that the folder asks for, if there is one.
 
         Args:
-            at_rest: reads and compares a commit's file.
+            at_rest: reads and compares a commit's file, and stages it.
         """
         before = self.commit
         try:
@@ -206,7 +206,7 @@ class VersionLog:
         self.shown = Shown(commit=self.commit, newest_example_s=newest, refused=self.refused)
         return step
 
-    def _step(self, before: int, at_rest: AtRest[ReadCommit]) -> Step:
+    def _step(self, before: int, at_rest: AtRest[StagedCommit]) -> Step:
         fence = self._fence()
         step = next_step((), fence, self._numbers)
         try:
@@ -243,15 +243,14 @@ class VersionLog:
         self._undo.forget(self._records, count)
         return Step(did=Did.WENT_BACK, commit=number, before=before)
 
-    def _take(self, number: int, fence: Fence, at_rest: AtRest[ReadCommit]) -> Step:
+    def _take(self, number: int, fence: Fence, at_rest: AtRest[StagedCommit]) -> Step:
         path = self.folder / commit_name(number)
         seen = (_identity(path), fence, self._state())
         past = self.refused
         if past is not None and past.seen == seen and time.monotonic() < past.again:
             raise _StoppedError(number, past.reason, past.message, seen, past.again)
         try:
-            read = self._read(path, number, fence, at_rest)
-            staged = self.followed.stage(path, read)
+            staged = at_rest(lambda: self._staged(path, number, fence))
             if (
                 self._fence() != fence
             ):  # reading may have taken long, and it may be fenced off by now
@@ -269,30 +268,30 @@ class VersionLog:
             again = time.monotonic() + _AGAIN_S
             raise _StoppedError(number, "memory", message, seen, again) from error
         before = self.commit
-        commit = read.commit
+        commit = staged.read.commit
         self._applied.append(
-            Applied(number=number, sha256=read.sha256, newest_example_s=commit.newest_example_s)
+            Applied(
+                number=number, sha256=staged.read.sha256, newest_example_s=commit.newest_example_s
+            )
         )
         self._numbers.append(number)
-        self._undo.keep(self._records, UndoRecord(exchanges=staged.exchanges))
+        self._undo.keep(self._records, UndoRecord.of(staged))
         rows = {patch.rows or patch.bytes: patch.count for patch in commit.patches if patch.table}
         return Step(
             did=Did.TOOK, commit=number, before=before, rows=sum(rows.values()), seconds=seconds
         )
 
-    def _read(
-        self, path: Path, number: int, fence: Fence, at_rest: AtRest[ReadCommit]
-    ) -> ReadCommit:
-        """The commit in ``path``, which is the next one."""
+    def _staged(self, path: Path, number: int, fence: Fence) -> StagedCommit:
+        """The commit in ``path``, which is the next one, ready to be put in."""
         size = path.stat().st_size
         if size > MAX_COMMIT_FILE_BYTES:
             words = f"has {size} bytes, the limit is {MAX_COMMIT_FILE_BYTES}"
             raise CommitError(path, words, "memory")
-        read = at_rest(lambda: read_commit(path, self._trusted_keys))
+        read = read_commit(path, self._trusted_keys)
         found = refusal(read.commit, read.sha256, named=number, state=self._state(), fence=fence)
         if found is not None:
             raise CommitError(path, found[1], found[0])
-        return read
+        return self.followed.stage(path, read)
 
     def _state(self) -> LogState:
         return LogState(

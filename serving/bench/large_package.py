@@ -1,0 +1,112 @@
+"""A package of any size within seconds: its tables are written as they are stored, and never exist in float32.
+
+The model is that of `tessera.serving.bench.forward`. Rows are drawn once, for as many as make `_DRAWN_BYTES`, and repeated
+through the tables with other scales, so that two rows of a request are the same only by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tessera.kernels.row_types import ROW_TYPES, RowType
+from tessera.serving.bench.forward import TABLES, dlrm
+from tessera.serving.package.manifest import ShardingPlan, TableInfo
+from tessera.serving.package.runner import TorchScriptRunner
+from tessera.serving.package.torchscript import optimize
+from tessera.serving.packaging.collections.find import find_tables
+from tessera.serving.packaging.options import Origin, PackageOptions
+from tessera.serving.packaging.ranking import ranking_source
+from tessera.serving.packaging.servable import make_servable
+from tessera.serving.packaging.tables.quantize import SourceTable, one_device
+from tessera.serving.packaging.tables.stored import (
+    StoredPiece,
+    StoredTable,
+    StoredTables,
+    lay_out,
+    views,
+)
+from tessera.serving.packaging.write.package import write_servable
+from tessera.training.bench.harness import in_own_process
+
+DIM = 64
+ROW_BYTES = DIM + 4
+_DRAWN_BYTES = 16 << 20
+_LARGEST = 0.05  # of the elements of a row; what tables of a trained model have
+
+
+def make_large(folder: Path, gigabytes: float, *, name: str, device: str = "cpu") -> Path:
+    """A package in ``folder`` whose int8 tables have about so many bytes; one that is there is taken.
+
+    It is made in a process of its own, which holds the tables in memory once.
+    """
+    rows = int(gigabytes * 1e9 / TABLES / ROW_BYTES)
+    path = folder / f"large-{name}-{rows}-{device}.pt"
+    if not path.exists():
+        in_own_process(write_large, path, rows, name, device)
+    return path
+
+
+def write_large(path: Path, rows: int, name: str, device: str) -> None:
+    """The package with tables of so many rows, in this process."""
+    model = dlrm(rows, "murmur3", device="meta")
+    _stand_in(model)
+    options = PackageOptions(name=name, device=device)
+    source = ranking_source(model, None)
+    found = find_tables(source[0])
+    tables, plan = _stored(found.sources, ROW_TYPES[options.dtype], for_gpu=device == "cuda")
+    servable = make_servable(source, options, stored=(tables, plan))
+    runner = TorchScriptRunner(optimize(servable.scripted))
+    write_servable(servable, runner, path, options, origin=Origin(), evaluation=None)
+
+
+def _stand_in(model: nn.Module) -> None:
+    """Give tables on the device meta values that take no memory: nobody looks at them."""
+    for part in model.modules():
+        if isinstance(part, nn.EmbeddingBag) and part.weight.is_meta:
+            part.weight = nn.Parameter(torch.zeros(1, 1).expand(part.weight.shape))
+
+
+def _stored(
+    sources: Sequence[SourceTable], kind: RowType, *, for_gpu: bool
+) -> tuple[StoredTables, ShardingPlan]:
+    placements = one_device(sources)
+    pieces, sizes = lay_out(placements, {one.name: kind for one in sources}, for_gpu=for_gpu)
+    buffers = tuple(torch.zeros(size, dtype=torch.uint8) for size in sizes)
+    drawn = _rows(kind)
+    stored = []
+    for source, piece in zip(sources, pieces, strict=True):
+        _fill(buffers[piece.placement.shard], piece, kind, drawn)
+        info = TableInfo(
+            name=source.name,
+            rows=source.rows,
+            dim=source.dim,
+            dtype=kind.name,
+            bytes=source.rows * kind.row_bytes(source.dim),
+            bytes_fp32=source.rows * source.dim * 4,
+            max_abs_error=0.0,  # they were never anything else
+            rmse=0.0,
+            relative_rmse=0.0,
+        )
+        stored.append(StoredTable(info=info, kind=kind, pieces=(piece,)))
+    tables = StoredTables(buffers=buffers, tables=tuple(stored), for_gpu=for_gpu)
+    return tables, ShardingPlan(num_shards=1, placements=placements)
+
+
+def _rows(kind: RowType) -> torch.Tensor:
+    """``[n, row bytes]`` uint8: rows of random numbers, each of another size."""
+    count = _DRAWN_BYTES // kind.row_bytes(DIM)
+    generator = torch.Generator().manual_seed(0)
+    sizes = _LARGEST * torch.rand(count, 1, generator=generator)
+    return kind.encode(sizes * (2 * torch.rand(count, DIM, generator=generator) - 1))
+
+
+def _fill(buffer: torch.Tensor, piece: StoredPiece, kind: RowType, drawn: torch.Tensor) -> None:
+    header, data = views(buffer, piece, kind)
+    for begin in range(0, piece.rows, len(drawn)):
+        count = min(len(drawn), piece.rows - begin)
+        header[begin : begin + count] = drawn[:count, : kind.header_bytes]
+        data[begin : begin + count] = drawn[:count, kind.header_bytes :]

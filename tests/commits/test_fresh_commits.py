@@ -1,0 +1,67 @@
+"""The benchmark of freshness holds answers against states that are right: by a package of its own making, and two ways to patch it."""
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.serving.bench.commits import SyntheticPublisher
+from tessera.serving.bench.forward import TABLES
+from tessera.serving.bench.fresh_commits import Answering, CommitFeed, PatchedByTorch
+from tessera.serving.bench.large_package import ROW_BYTES, write_large
+from tessera.serving.bench.reload_servers import read_requests, write_requests
+from tessera.serving.commits.chain import LOG_FOLDER, commit_name
+from tessera.serving.commits.file import read_commit
+from tessera.serving.package.loading import load_package
+
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory):
+    """The folder of a version with a package of random rows."""
+    folder = tmp_path_factory.mktemp("models") / "dlrm" / "1"
+    folder.mkdir(parents=True)
+    write_large(folder / "model.pt", ROWS, "dlrm", "cpu")
+    return folder
+
+
+def test_a_large_package_is_one_as_any_other(version):
+    manifest = load_package(version / "model.pt").manifest  # which compares its golden answers
+    assert [(table.rows, table.dtype) for table in manifest.tables] == [(ROWS, "int8")] * TABLES
+    assert sum(table.bytes for table in manifest.tables) == ROWS * TABLES * ROW_BYTES
+
+
+def test_right_answers_are_those_of_the_patched_package_in_a_batch_of_any_size(version, tmp_path):
+    requests = read_requests(write_requests(tmp_path / "requests", version / "model.pt", 3))
+    publisher = SyntheticPublisher(version)
+    other = PatchedByTorch(version / "model.pt", "cpu")
+    one, all_sizes = Answering(requests, (1,)), Answering(requests, range(1, 5))
+    before = one.answers(publisher.state)
+    assert len(frozenset.union(*before)) == len(requests)  # each request has an answer of its own
+    path = publisher.publish(rows=TABLES * ROWS)
+    after = one.answers(publisher.state)
+    assert all(new.isdisjoint(old) for new, old in zip(after, before, strict=True))
+    assert one.answers(other) == before
+    other.apply(read_commit(path))
+    assert one.answers(other) == after
+    # On a CPU a score has the same bits in any batch.
+    assert all_sizes.answers(other) == after
+    (score,) = np.frombuffer(next(iter(after[0])), np.float32)
+    assert 0 < score < 1
+    torch.testing.assert_close(publisher.state.answers()[1], dict(other.forward(publisher.state.answers()[0])))  # fmt: skip
+
+
+def test_commits_appear_one_after_the_other_up_to_the_last_that_is_asked_for(tmp_path):
+    made = tmp_path / "made"
+    made.mkdir()
+    for number in (1, 2, 3):
+        (made / commit_name(number)).write_bytes(b"commit")
+    feed = CommitFeed(made, tmp_path / LOG_FOLDER)
+    with feed.putting_in(0.0, until=2):
+        while feed.last < 2:
+            pass
+    assert sorted(path.name for path in (tmp_path / LOG_FOLDER).iterdir()) == [
+        commit_name(1),
+        commit_name(2),
+    ]
+    assert sorted(feed.put_in_ns) == [1, 2]
