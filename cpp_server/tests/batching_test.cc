@@ -285,69 +285,49 @@ TEST(BatchScheduler, WakesASpareWorkerForHeavyWorkAlone) {
   EXPECT_FALSE(queue.next(kSpare, batch));
 }
 
-// A queue whose passes are known to be short, and a worker of it that counts what it takes.
-class ShortPasses : public testing::Test {
- protected:
-  ShortPasses() {
-    for (const int samples : {1, 2, 4, 8}) queue.observe(samples, 1h, samples * 1us + 10us);
-    worker = std::jthread([this] {
-      CutBatch own;
-      while (queue.next(kOrdinary, own)) taken += static_cast<int>(own.parts.size());
-    });
-  }
-  ~ShortPasses() override { queue.close(); }
-
-  Status submit(int samples, Submitter submitter) {
-    return queue.submit(items.emplace_back(samples).parts(), dropped, submitter);
-  }
-
-  // What next_here gives once the worker waits for requests.
-  std::size_t taken_here(int samples) {
-    while (true) {
-      EXPECT_TRUE(submit(samples, Submitter::kRunsPasses).ok());
-      const bool here = queue.next_here(batch);
-      if (here) return batch.parts.size();
-      while (queue.depth().requests > 0) std::this_thread::yield();
-    }
-  }
-
+TEST(BatchScheduler, ShowsWhetherAWorkerIsFreeAndWhatPassesCost) {
   SteadyClock clock;
-  BatchScheduler queue{{}, {.max_samples = 512}, clock};
-  std::deque<Item> items;
+  BatchScheduler queue({}, {.max_samples = 512}, clock);
+  EXPECT_EQ(queue.outlook().free_workers, 0);
+  EXPECT_EQ(queue.outlook().work.of(1), 0ns);
+  for (const int samples : {1, 2, 4, 8}) queue.observe(samples, 1h, samples * 1us + 10us);
+  EXPECT_NEAR(seconds(queue.outlook().work.of(5)), 15e-6, 1e-8);
+  std::atomic<bool> goes_on = false;
+  std::jthread worker([&] {
+    CutBatch own;
+    EXPECT_TRUE(queue.next(kOrdinary, own));
+    while (!goes_on) std::this_thread::yield();
+    EXPECT_FALSE(queue.next(kOrdinary, own));
+  });
+  while (queue.outlook().free_workers == 0) std::this_thread::yield();
+  EXPECT_EQ(queue.outlook().free_workers, 1);
+  Item item(1);
   std::vector<DroppedPart> dropped;
-  CutBatch batch;
-  std::atomic<int> taken = 0;
-  std::jthread worker;
-};
-
-TEST_F(ShortPasses, AreTheSubmitters) {
-  ASSERT_EQ(taken_here(1), 1U);  // the worker waits from now on
-  const int before = taken;
-  ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
-  ASSERT_TRUE(submit(2, Submitter::kRunsPasses).ok());
-  EXPECT_TRUE(queue.next_here(batch));
-  EXPECT_EQ(batch.parts.size(), 2U);
-  EXPECT_EQ(batch.reason, CutReason::kIdle);
-  EXPECT_FALSE(queue.next_here(batch));
-  EXPECT_EQ(taken, before);
-}
-
-TEST_F(ShortPasses, GoToAWorkerWhenTheyGrow) {
-  ASSERT_EQ(taken_here(1), 1U);
-  const int before = taken;
-  ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
-  ASSERT_TRUE(submit(100, Submitter::kRunsPasses).ok());  // wakes the worker
-  while (taken < before + 2) std::this_thread::yield();
-  EXPECT_FALSE(queue.next_here(batch));
-}
-
-TEST_F(ShortPasses, GoToAWorkerWhenADrainHasBegunMeanwhile) {
-  ASSERT_EQ(taken_here(1), 1U);
-  const int before = taken;
-  ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
+  ASSERT_TRUE(queue.submit(item.parts(), dropped).ok());
+  EXPECT_EQ(queue.outlook().free_workers, 0);  // woken, and computing from then on
+  goes_on = true;
+  while (queue.outlook().free_workers == 0) std::this_thread::yield();
+  EXPECT_FALSE(queue.outlook().ending);
   queue.drain();
-  EXPECT_FALSE(queue.next_here(batch));
-  while (taken < before + 1) std::this_thread::yield();
+  EXPECT_TRUE(queue.outlook().ending);
+  queue.close();
+}
+
+TEST(BatchScheduler, TriesToSubmit) {
+  SteadyClock clock;
+  BatchScheduler queue({.max_requests = 2}, {}, clock);
+  std::deque<Item> items;
+  std::vector<Part> parts;
+  for (int i = 0; i < 3; ++i) {
+    for (Part& part : items.emplace_back(2).parts()) parts.push_back(std::move(part));
+  }
+  std::vector<DroppedPart> dropped;
+  std::vector<RefusedRequest> refused;
+  EXPECT_TRUE(queue.try_submit(parts, dropped, refused));
+  EXPECT_EQ(queue.depth().requests, 2);
+  ASSERT_EQ(refused.size(), 1U);
+  EXPECT_EQ(refused.front().request, &items.back());
+  EXPECT_EQ(refused.front().status.code, Code::kResourceExhausted);
 }
 
 TEST(BatchScheduler, DrainEndsTheWaitForCompany) {

@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Batching, Policy, testing::ValuesIn(kPolicyCases),
 
 struct HereCase {
   const char* name;
-  QueueState state;
+  TurnState state;
   BatchLimits limits;
   bool here;
 };
@@ -170,43 +170,46 @@ TEST_P(RunsHere, Decides) {
   EXPECT_EQ(runs_here(GetParam().state, GetParam().limits), GetParam().here);
 }
 
-// One worker is idle; a pass uses 30 us and 5 us per sample, an id is a sample's.
-QueueState beside_idle(std::int64_t samples) {
-  QueueState state = queued(samples, samples, kOrdinary);
-  state.idle_workers = 1;
-  return state;
+// One worker is free; a pass uses 30 us and 5 us per sample, an id is a sample's.
+TurnState beside_free(std::int64_t samples) {
+  return {.parts = samples,
+          .samples = samples,
+          .ids = samples,
+          .work = {.fixed_seconds = 30e-6, .per_sample_seconds = 5e-6},
+          .free_workers = 1};
 }
 
-QueueState beside_idle_but(void (*change)(QueueState&)) {
-  QueueState state = beside_idle(1);
+TurnState beside_free_but(void (*change)(TurnState&)) {
+  TurnState state = beside_free(1);
   change(state);
   return state;
 }
 
-QueueState cheap_beside_idle(std::int64_t samples) {
-  QueueState state = beside_idle(samples);
+TurnState cheap_beside_free(std::int64_t samples) {
+  TurnState state = beside_free(samples);
   state.work = {.fixed_seconds = 1e-6};
   return state;
 }
 
 const HereCase kHereCases[] = {
-    {"nothing_is_queued", beside_idle(0), kShared, false},
-    {"a_sample", beside_idle(1), kShared, true},
-    {"also_without_sharers", beside_idle(1), between(1), true},
-    {"as_many_as_a_short_pass_has", beside_idle(2), kShared, true},  // 40 us
-    {"one_more", beside_idle(3), kShared, false},
-    {"as_many_as_a_batch_has", cheap_beside_idle(8), kAtOnce, true},
-    {"more_than_a_batch", cheap_beside_idle(9), kAtOnce, false},
-    {"all_workers_compute", queued(1, 1, kOrdinary), kShared, false},
-    {"draining", beside_idle_but([](QueueState& state) { state.draining = true; }), kShared, false},
-    {"company_is_waited_for", beside_idle(1), with_delay(), false},
-    {"nothing_is_known", beside_idle_but([](QueueState& state) { state.work = {}; }), kShared,
+    {"nothing_was_brought", beside_free(0), kShared, false},
+    {"a_sample", beside_free(1), kShared, true},
+    {"also_without_sharers", beside_free(1), between(1), true},
+    {"as_many_as_a_short_pass_has", beside_free(2), kShared, true},  // 40 us
+    {"one_more", beside_free(3), kShared, false},
+    {"as_many_as_a_batch_has", cheap_beside_free(8), kAtOnce, true},
+    {"more_than_a_batch", cheap_beside_free(9), kAtOnce, false},
+    {"no_worker_is_free", beside_free_but([](TurnState& state) { state.free_workers = 0; }),
+     kShared, false},
+    {"draining", beside_free_but([](TurnState& state) { state.draining = true; }), kShared, false},
+    {"shared_features", beside_free_but([](TurnState& state) { state.shared_rows = true; }),
+     kShared, false},
+    {"company_is_waited_for", beside_free(1), with_delay(), false},
+    {"nothing_is_known", beside_free_but([](TurnState& state) { state.work = {}; }), kShared,
      false},
-    {"time_does_not_count",
-     beside_idle_but([](QueueState& state) { state.time = {.fixed_seconds = 1}; }), kShared, true},
-    {"many_ids", beside_idle_but([](QueueState& state) { state.ids = 1'024; }), kShared, true},
-    {"too_many_ids", beside_idle_but([](QueueState& state) { state.ids = 1'025; }), kShared, false},
-    {"more_ids_than_a_batch_has", beside_idle_but([](QueueState& state) { state.ids = 101; }),
+    {"many_ids", beside_free_but([](TurnState& state) { state.ids = 1'024; }), kShared, true},
+    {"too_many_ids", beside_free_but([](TurnState& state) { state.ids = 1'025; }), kShared, false},
+    {"more_ids_than_a_batch_has", beside_free_but([](TurnState& state) { state.ids = 101; }),
      kAtOnce, false},
 };
 

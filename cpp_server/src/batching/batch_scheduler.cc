@@ -8,10 +8,9 @@
 
 namespace tessera {
 
-Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped,
-                              Submitter submitter) {
+Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped) {
   std::vector<RefusedRequest> refused;
-  submit(std::span(parts), dropped, refused, submitter);
+  submit(std::span(parts), dropped, refused);
   return refused.empty() ? Status() : std::move(refused.front().status);
 }
 
@@ -27,33 +26,61 @@ Status BatchScheduler::push(std::span<Part> parts, TimePoint now,
                queue_limits_.max_samples, "), this request brings ", samples, "; try again later")};
 }
 
-void BatchScheduler::submit(std::span<Part> parts, std::vector<DroppedPart>& dropped,
-                            std::vector<RefusedRequest>& refused, Submitter submitter) {
+Condition* BatchScheduler::take(std::span<Part> parts, std::vector<DroppedPart>& dropped,
+                                std::vector<RefusedRequest>& refused) {
   // Now, so that nothing throws once a request has been taken.
   refused.reserve(refused.size() + parts.size());
   const TimePoint now = clock_.now();
-  Condition* woken = nullptr;
-  {
-    const MutexLock lock(mutex_);
-    while (!parts.empty()) {
-      std::size_t count = 1;  // parts of the first request
-      while (!parts[count - 1].last) ++count;
-      PendingRequest* const request = parts.front().request;
-      Status status;
-      try {
-        status = push(parts.first(count), now, dropped);
-      } catch (const std::bad_alloc&) {
-        status = out_of_memory_status();
-      }
-      if (!status.ok()) refused.push_back({request, count, std::move(status)});
-      parts = parts.subspan(count);
+  while (!parts.empty()) {
+    std::size_t count = 1;  // parts of the first request
+    while (!parts[count - 1].last) ++count;
+    PendingRequest* const request = parts.front().request;
+    Status status;
+    try {
+      status = push(parts.first(count), now, dropped);
+    } catch (const std::bad_alloc&) {
+      status = out_of_memory_status();
     }
-    const bool later = submitter == Submitter::kRunsPasses &&
-                       runs_here(state(WorkerKind::kOrdinary), batch_limits_);
-    if (!later) woken = worker_to_wake();
+    if (!status.ok()) refused.push_back({request, count, std::move(status)});
+    parts = parts.subspan(count);
   }
+  return worker_to_wake();
+}
+
+void BatchScheduler::submit(std::span<Part> parts, std::vector<DroppedPart>& dropped,
+                            std::vector<RefusedRequest>& refused) {
+  MutexLock lock(mutex_);
+  Condition* const woken = take(parts, dropped, refused);
+  lock.release();
   // Outside the lock, so that the woken worker does not run into it.
   if (woken != nullptr) woken->notify_one();
+}
+
+bool BatchScheduler::try_submit(std::span<Part> parts, std::vector<DroppedPart>& dropped,
+                                std::vector<RefusedRequest>& refused) {
+  if (!mutex_.try_lock()) return false;
+  Condition* woken = nullptr;
+  try {
+    woken = take(parts, dropped, refused);
+  } catch (...) {
+    mutex_.unlock();
+    throw;
+  }
+  mutex_.unlock();
+  if (woken != nullptr) woken->notify_one();
+  return true;
+}
+
+void BatchScheduler::show() {
+  shown_.free_workers.store(idle_workers_.count - idle_workers_.waking, std::memory_order_relaxed);
+  shown_.ending.store(draining_ || closed_, std::memory_order_relaxed);
+}
+
+Outlook BatchScheduler::outlook() const {
+  return {.free_workers = shown_.free_workers.load(std::memory_order_relaxed),
+          .work = {.fixed_seconds = shown_.fixed_seconds.load(std::memory_order_relaxed),
+                   .per_sample_seconds = shown_.per_sample_seconds.load(std::memory_order_relaxed)},
+          .ending = shown_.ending.load(std::memory_order_relaxed)};
 }
 
 QueueState BatchScheduler::state(WorkerKind asks) const {
@@ -62,7 +89,6 @@ QueueState BatchScheduler::state(WorkerKind asks) const {
                    .ids = queue_.ids(),
                    .work = work_.cost(),
                    .draining = draining_ || closed_,
-                   .idle_workers = idle_workers_.count,
                    .asks = asks};
   if (batch_limits_.max_delay > Duration::zero() && state.parts > 0) {
     state.oldest = queue_.oldest();
@@ -83,6 +109,7 @@ Condition* BatchScheduler::worker_to_wake() {
   }
   if (woken == nullptr) return nullptr;
   ++woken->waking;
+  show();
   return &woken->changed;
 }
 
@@ -90,18 +117,6 @@ void BatchScheduler::cut(std::int64_t max_samples, CutReason reason, TimePoint n
                          CutBatch& batch) {
   batch.reason = reason;
   queue_.cut(max_samples, batch_limits_.max_ids, now, batch.parts, batch.dropped);
-}
-
-bool BatchScheduler::next_here(CutBatch& batch) {
-  batch.parts.clear();
-  batch.dropped.clear();
-  MutexLock lock(mutex_);
-  const bool here = runs_here(state(WorkerKind::kOrdinary), batch_limits_);
-  if (here) cut(batch_limits_.max_samples, CutReason::kIdle, clock_.now(), batch);
-  Condition* const woken = worker_to_wake();
-  lock.release();
-  if (woken != nullptr) woken->notify_one();
-  return here;
 }
 
 bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
@@ -123,6 +138,7 @@ bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
     if (closed_ && (kind == WorkerKind::kSpare || queue_.parts() == 0)) return false;
     Idle& waiting = idle(kind);
     ++waiting.count;
+    show();
     if (decision.kind == Decision::Kind::kWaitUntil) {
       waiting.changed.wait_until(mutex_, decision.time);
     } else {
@@ -130,18 +146,25 @@ bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
     }
     --waiting.count;
     if (waiting.waking > 0) --waiting.waking;
+    show();
   }
 }
 
 void BatchScheduler::observe(std::int64_t samples, Duration took, Duration cpu) {
-  const MutexLock lock(mutex_);
+  if (!mutex_.try_lock()) return;
   time_.observe(samples, took);
   work_.observe(samples, cpu);
+  const PassCost work = work_.cost();
+  shown_.fixed_seconds.store(static_cast<float>(work.fixed_seconds), std::memory_order_relaxed);
+  shown_.per_sample_seconds.store(static_cast<float>(work.per_sample_seconds),
+                                  std::memory_order_relaxed);
+  mutex_.unlock();
 }
 
 void BatchScheduler::drain() {
   const MutexLock lock(mutex_);
   draining_ = true;
+  show();
   idle_workers_.changed.notify_all();
   idle_spares_.changed.notify_all();
 }
@@ -149,6 +172,7 @@ void BatchScheduler::drain() {
 void BatchScheduler::close() {
   const MutexLock lock(mutex_);
   closed_ = true;
+  show();
   idle_workers_.changed.notify_all();
   idle_spares_.changed.notify_all();
 }

@@ -7,11 +7,15 @@
 // it. A thread of its own between the two would cost every request
 // two more context switches.
 //
-// Contract: every method may be called from any thread. submit, next_here, observe and drain do not
-// block (beyond the mutex); next blocks until there is a batch. Dropped parts are handed to
-// the caller, who drops their requests.
+// Where several event loops submit, a loop that finds the mutex taken keeps what it brings
+// (ServedModel) and brings it with what comes next.
+//
+// Contract: every method may be called from any thread. submit, try_submit, outlook, observe and
+// drain do not block (beyond the mutex); next blocks until there is a batch. Dropped parts are
+// handed to the caller, who drops their requests.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -40,15 +44,16 @@ struct RefusedRequest {
   Status status;
 };
 
-// What the thread that submits will do.
-enum class Submitter {
-  kLeaves,      // nothing more: a worker is woken
-  kRunsPasses,  // it calls next_here soon: a worker is woken only for what will not be run there
-};
-
 struct QueueDepth {
   std::int64_t requests = 0;
   std::int64_t samples = 0;
+};
+
+// What can be known without the mutex, a moment old.
+struct Outlook {
+  int free_workers = 0;  // ordinary ones that wait and that nobody has woken
+  PassCost work;         // of passes lately, of a CPU
+  bool ending = false;   // draining or closed
 };
 
 class BatchScheduler {
@@ -66,22 +71,24 @@ class BatchScheduler {
   // that are appended to `refused`, which are still the caller's. `parts` has each request's parts
   // side by side and is the caller's to reuse. Throws std::bad_alloc, and has taken none then.
   void submit(std::span<Part> parts, std::vector<DroppedPart>& dropped,
-              std::vector<RefusedRequest>& refused, Submitter submitter = Submitter::kLeaves);
+              std::vector<RefusedRequest>& refused);
 
-  // The same for one request; what is not OK is why it was refused.
-  Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped,
-                Submitter submitter = Submitter::kLeaves);
+  // The same, but false and nothing was done where another thread holds the mutex.
+  bool try_submit(std::span<Part> parts, std::vector<DroppedPart>& dropped,
+                  std::vector<RefusedRequest>& refused);
 
-  // Fills `batch`, whose memory is reused, with what the calling thread shall compute or drop
-  // itself of what is queued (`runs_here`); otherwise false, and a worker has been woken if one is
-  // needed.
-  bool next_here(CutBatch& batch);
+  // The same as submit for one request; what is not OK is why it was refused.
+  Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped);
+
+  // For a thread that may run the pass of what it brings itself (`runs_here`).
+  Outlook outlook() const;
 
   // Fills `batch`, whose memory is reused, with at least one part to compute or to drop, for a
   // worker of kind `kind`. False: the queue is closed, and empty or not worth a spare worker.
   bool next(WorkerKind kind, CutBatch& batch);
 
-  // What a pass took of time and of its thread's CPU, for the policy's estimates.
+  // What a pass took of time and of its thread's CPU, for the policy's estimates. Not taken where
+  // another thread holds the mutex: there are more passes to learn from.
   void observe(std::int64_t samples, Duration took, Duration cpu);
 
   // From now on batches are cut without waiting for more requests.
@@ -108,6 +115,11 @@ class BatchScheduler {
     bool wakes(bool heavy) const { return count > waking && (waking == 0 || heavy); }
   };
 
+  // What the caller does without the mutex: wake it; null: nobody.
+  Condition* take(std::span<Part> parts, std::vector<DroppedPart>& dropped,
+                  std::vector<RefusedRequest>& refused) TESSERA_REQUIRES(mutex_);
+  // Shows in the outlook whether workers are free, and whether the end has come.
+  void show() TESSERA_REQUIRES(mutex_);
   // One request's parts; what is not OK is why they were not taken.
   Status push(std::span<Part> parts, TimePoint now, std::vector<DroppedPart>& dropped)
       TESSERA_REQUIRES(mutex_);
@@ -133,6 +145,15 @@ class BatchScheduler {
   Idle idle_spares_ TESSERA_GUARDED_BY(mutex_);
   bool draining_ TESSERA_GUARDED_BY(mutex_) = false;
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
+
+  // The outlook: written under the mutex, in a cache line that nothing else is in.
+  struct alignas(64) Shown {
+    std::atomic<int> free_workers = 0;
+    std::atomic<bool> ending = false;
+    std::atomic<float> fixed_seconds = 0;
+    std::atomic<float> per_sample_seconds = 0;
+  };
+  Shown shown_;
 };
 
 }  // namespace tessera

@@ -63,9 +63,9 @@ void fill_row_index(std::span<const Part> parts, std::span<std::int32_t> index) 
 
 Merger::Merger(const InputSchema& schema) : dense_features_(schema.dense_features.size()) {
   plain_.view = &DecodedRequest::id_list;
-  plain_.features = schema.group(Group::kIdList).size();
+  plain_.features = schema.group_size(Group::kIdList);
   scored_.view = &DecodedRequest::id_score_list;
-  scored_.features = schema.group(Group::kIdScoreList).size();
+  scored_.features = schema.group_size(Group::kIdScoreList);
   scored_.first_feature = plain_.features;
   scored_.weighted = true;
 }

@@ -62,8 +62,9 @@ Decision decide(const QueueState& state, const BatchLimits& limits, TimePoint no
   return wait_until(std::min(company_ends, latest_start));
 }
 
-bool runs_here(const QueueState& state, const BatchLimits& limits) {
-  if (state.parts == 0 || state.idle_workers == 0 || state.draining) return false;
+bool runs_here(const TurnState& state, const BatchLimits& limits) {
+  if (state.parts == 0 || state.free_workers <= 0 || state.draining) return false;
+  if (state.shared_rows) return false;                    // a batch has one set of shared features
   if (limits.max_delay > Duration::zero()) return false;  // larger batches are wanted than a turn's
   if (state.samples > limits.max_samples) return false;
   if (state.ids > std::min(kShortPassIds, limits.max_ids)) return false;

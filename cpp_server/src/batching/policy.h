@@ -68,8 +68,18 @@ struct QueueState {
   PassCost time = {};                    // of passes lately: what an answer waits for
   PassCost work = {};                    // of passes lately: what they used of a CPU
   bool draining = false;                 // no more requests will come
-  int idle_workers = 0;                  // ordinary ones that wait for requests
   WorkerKind asks = WorkerKind::kOrdinary;
+};
+
+// The same for a thread that brings requests: what it has brought since its turn began.
+struct TurnState {
+  std::int64_t parts = 0;
+  std::int64_t samples = 0;
+  std::int64_t ids = 0;
+  bool shared_rows = false;  // a request has features that its samples share
+  PassCost work = {};        // of passes lately: what they used of a CPU
+  bool draining = false;     // no more requests will come
+  int free_workers = 0;      // ordinary ones that wait for requests
 };
 
 struct Decision {
@@ -89,9 +99,9 @@ bool heavy(const QueueState& state);
 
 Decision decide(const QueueState& state, const BatchLimits& limits, TimePoint now);
 
-// Whether the thread that brings requests runs the pass of all that is queued. Never while no
-// worker is idle: the next one takes what has gathered until then, at no cost of waking it. Never
+// Whether the thread that brings requests runs the pass of what it has brought. Never while no
+// worker is free: the next one takes what has gathered until then, at no cost of waking it. Never
 // where nothing is known of what passes cost.
-bool runs_here(const QueueState& state, const BatchLimits& limits);
+bool runs_here(const TurnState& state, const BatchLimits& limits);
 
 }  // namespace tessera

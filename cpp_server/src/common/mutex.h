@@ -2,7 +2,10 @@
 // GUARDED_BY it cannot be touched without it. To other compilers the annotations are nothing.
 // https://clang.llvm.org/docs/ThreadSafetyAnalysis.html
 //
-// Contract: Mutex is a std::mutex and Condition a std::condition_variable, with their rules.
+// Contract: Mutex is a std::mutex and Condition a std::condition_variable, with their rules. Who
+// finds a Mutex taken tries again for about a microsecond before the system is asked to wait: what
+// is done under one takes less, and many threads that sleep and wake for it use more of the CPUs
+// than they wait.
 #pragma once
 
 #include <condition_variable>
@@ -23,13 +26,31 @@ namespace tessera {
 
 class TESSERA_ANNOTATION(capability("mutex")) Mutex {
  public:
-  void lock() TESSERA_ANNOTATION(acquire_capability()) { mutex_.lock(); }
+  void lock() TESSERA_ANNOTATION(acquire_capability()) {
+    for (int i = 0; i < kTries; ++i) {
+      if (mutex_.try_lock()) return;
+      relax();
+    }
+    mutex_.lock();
+  }
+  bool try_lock() TESSERA_ANNOTATION(try_acquire_capability(true)) { return mutex_.try_lock(); }
   void unlock() TESSERA_ANNOTATION(release_capability()) { mutex_.unlock(); }
   // Says that the calling thread holds it, where the analysis cannot see that; checks nothing.
   void assert_held() const TESSERA_ANNOTATION(assert_capability(this)) {}
 
  private:
   friend class Condition;
+
+  static constexpr int kTries = 24;  // with pauses of some 40 ns
+
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
+#endif
+  }
+
   std::mutex mutex_;
 };
 

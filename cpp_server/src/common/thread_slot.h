@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-inline constexpr std::size_t kThreadSlots = 32;  // more than threads that count often
+inline constexpr std::size_t kThreadSlots = 64;  // more than threads that count often
 
 // One of kThreadSlots counters.
 struct alignas(64) ThreadSlot {

@@ -150,8 +150,8 @@ Engine::Engine(LoadedPackage package, const ServerConfig& config)
       }) {
   manifest_ = package.manifest;
   for (const OutputSpec& output : manifest_.schema.outputs) scores_per_sample_ += output.width;
-  plain_ = manifest_.schema.group(Group::kIdList).size();
-  scored_ = manifest_.schema.group(Group::kIdScoreList).size();
+  plain_ = manifest_.schema.group_size(Group::kIdList);
+  scored_ = manifest_.schema.group_size(Group::kIdScoreList);
   auto metrics = std::make_shared<ModelMetrics>(manifest_.name, manifest_.version);
   model_ =
       std::make_unique<ServedModel>(std::move(package), config_, std::move(metrics), clock_, log_);

@@ -176,7 +176,7 @@ StatusPage::StatusPage(const ModelList& models, const Clock& clock)
 StatusPage::Snapshot StatusPage::snapshot(const ModelMetrics& model, TimePoint now) {
   std::uint64_t failures = 0;
   for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
-    if (kCountedCodes[i] != Code::kOk) failures += model.requests[i].load();
+    if (kCountedCodes[i] != Code::kOk) failures += model.requests(i);
   }
   return {now, model.duration.counts(), failures};
 }

@@ -1,4 +1,5 @@
-// Counts per bucket, without a lock: an observation is a bisection and three atomic additions.
+// Counts per bucket, without a lock: an observation is a bisection and two atomic additions to what
+// few threads share (common/spread.h).
 //
 // Contract: observe may be called from any thread. A reader sees every observation that was
 // finished before it began to read; one that runs meanwhile may be seen in part.
@@ -7,10 +8,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "common/spread.h"
 
 namespace tessera {
 
@@ -37,32 +41,47 @@ inline constexpr auto kIdBuckets = powers_of_two<23>();
 
 class Histogram {
  public:
-  // `bounds` is sorted and outlives the histogram.
-  explicit Histogram(std::span<const double> bounds)
-      : bounds_(bounds), counts_(bounds.size() + 1) {}
+  static constexpr std::size_t kMostBounds = 30;
+
+  // `bounds` is sorted, has at most kMostBounds and outlives the histogram.
+  explicit Histogram(std::span<const double> bounds) : bounds_(bounds) {
+    assert(bounds.size() <= kMostBounds);
+  }
 
   // Counts `value` in the first bucket whose upper bound is not below it.
   void observe(double value) {
     const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
-    counts_[static_cast<std::size_t>(at)].fetch_add(1, std::memory_order_relaxed);
-    sum_.fetch_add(value, std::memory_order_relaxed);
+    Buckets& mine = buckets_.mine();
+    mine.counts[static_cast<std::size_t>(at)].fetch_add(1, std::memory_order_relaxed);
+    mine.sum.fetch_add(value, std::memory_order_relaxed);
   }
 
   std::span<const double> bounds() const { return bounds_; }
 
   // Per bucket, not cumulated; the last one is above every bound.
   std::vector<std::uint64_t> counts() const {
-    std::vector<std::uint64_t> counts;
-    for (const auto& count : counts_) counts.push_back(count.load(std::memory_order_relaxed));
+    std::vector<std::uint64_t> counts(bounds_.size() + 1);
+    buckets_.each([&](const Buckets& some) {
+      for (std::size_t i = 0; i < counts.size(); ++i) {
+        counts[i] += some.counts[i].load(std::memory_order_relaxed);
+      }
+    });
     return counts;
   }
 
-  double sum() const { return sum_.load(std::memory_order_relaxed); }
+  double sum() const {
+    return buckets_.sum(
+        [](const Buckets& some) { return some.sum.load(std::memory_order_relaxed); });
+  }
 
  private:
+  struct alignas(64) Buckets {
+    std::array<std::atomic<std::uint64_t>, kMostBounds + 1> counts{};
+    std::atomic<double> sum = 0;
+  };
+
   std::span<const double> bounds_;
-  std::vector<std::atomic<std::uint64_t>> counts_;
-  std::atomic<double> sum_ = 0;
+  Spread<Buckets> buckets_;
 };
 
 // An estimate of the `fraction` quantile of `counts`, linear inside its bucket; NaN without

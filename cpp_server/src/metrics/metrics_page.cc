@@ -81,7 +81,7 @@ void add_requests(std::vector<MetricFamily>& page, const Models& models,
                                  MetricType::Counter);
   const auto show = [&](const ModelMetrics& model, bool zeros) {
     for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
-      const double count = value(model.requests[i]);
+      const double count = static_cast<double>(model.requests(i));
       if (zeros || count > 0) {
         add(requests, with(labels_of(model), "code", code_name(kCountedCodes[i])), count);
       }
@@ -113,11 +113,12 @@ void add_counters(std::vector<MetricFamily>& page, const Models& models) {
   MetricFamily missing = family("tessera_feature_missing_total",
                                 "Dense values that were missing, by feature", MetricType::Counter);
   for (const auto& model : models) {
-    for (std::size_t i = 0; i < model->batches.size(); ++i) {
-      add(batches, with(labels_of(*model), "reason", reason_name(static_cast<CutReason>(i))),
-          value(model->batches[i]));
+    for (std::size_t i = 0; i < kCutReasons; ++i) {
+      const auto reason = static_cast<CutReason>(i);
+      add(batches, with(labels_of(*model), "reason", reason_name(reason)),
+          static_cast<double>(model->batches(reason)));
     }
-    add(ids, labels_of(*model), value(model->ids));
+    add(ids, labels_of(*model), static_cast<double>(model->ids()));
     add(outside, labels_of(*model), value(model->out_of_range_ids));
     model->while_loaded([&](const ModelMetrics::Loaded& loaded) {
       for (const auto& [feature, count] : loaded.features->outside()) {

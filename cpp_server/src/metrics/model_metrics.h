@@ -5,6 +5,7 @@
 // block while another thread is in one of them; nothing else blocks.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include "batching/policy.h"
 #include "common/enums.h"
 #include "common/mutex.h"
+#include "common/spread.h"
 #include "common/status.h"
 #include "metrics/feature_counter.h"
 #include "metrics/follow_metrics.h"
@@ -53,18 +55,20 @@ class ModelMetrics {
   const std::string version;
 
   void count_request(Code code, Duration took) {
+    Counts& mine = counts_.mine();
     for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
-      if (kCountedCodes[i] == code) requests[i].fetch_add(1, std::memory_order_relaxed);
+      if (kCountedCodes[i] == code) mine.requests[i].fetch_add(1, std::memory_order_relaxed);
     }
     duration.observe(seconds(took));
-    (code == Code::kOk ? answered_ns : failed_ns)
+    (code == Code::kOk ? mine.answered_ns : mine.failed_ns)
         .fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
   }
 
   // The samples of a request that is answered OK.
   void count_answered(std::int64_t samples, TimePoint when) {
-    answered_samples.fetch_add(static_cast<std::uint64_t>(samples), std::memory_order_relaxed);
-    last_answer_ns.store(when.time_since_epoch().count(), std::memory_order_relaxed);
+    Counts& mine = counts_.mine();
+    mine.answered_samples.fetch_add(static_cast<std::uint64_t>(samples), std::memory_order_relaxed);
+    mine.last_answer_ns.store(when.time_since_epoch().count(), std::memory_order_relaxed);
   }
 
   void count_rejected(RejectReason reason) {
@@ -72,7 +76,8 @@ class ModelMetrics {
   }
 
   void count_batch(CutReason reason) {
-    batches[static_cast<std::size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+    counts_.mine().batches[static_cast<std::size_t>(reason)].fetch_add(1,
+                                                                       std::memory_order_relaxed);
   }
 
   void observe_stage(Stage stage, double seconds) {
@@ -88,7 +93,39 @@ class ModelMetrics {
     batch_requests.observe(static_cast<double>(pass.requests));
     batch_samples.observe(static_cast<double>(pass.samples));
     batch_ids.observe(static_cast<double>(pass.ids));
-    ids.fetch_add(static_cast<std::uint64_t>(pass.ids), std::memory_order_relaxed);
+    counts_.mine().ids.fetch_add(static_cast<std::uint64_t>(pass.ids), std::memory_order_relaxed);
+  }
+
+  // Requests that ended with the code at `index` of kCountedCodes.
+  std::uint64_t requests(std::size_t index) const {
+    return sum([index](const Counts& some) -> auto& { return some.requests[index]; });
+  }
+  std::uint64_t batches(CutReason reason) const {
+    const auto index = static_cast<std::size_t>(reason);
+    return sum([index](const Counts& some) -> auto& { return some.batches[index]; });
+  }
+  // The durations of requests that were answered OK, and of all others.
+  std::uint64_t answered_ns() const {
+    return sum([](const Counts& some) -> auto& { return some.answered_ns; });
+  }
+  std::uint64_t failed_ns() const {
+    return sum([](const Counts& some) -> auto& { return some.failed_ns; });
+  }
+  // The samples of requests that were answered OK.
+  std::uint64_t answered_samples() const {
+    return sum([](const Counts& some) -> auto& { return some.answered_samples; });
+  }
+  // When (by the server's clock) the last request was answered OK; 0: none was yet.
+  std::int64_t last_answer_ns() const {
+    std::int64_t last = 0;
+    counts_.each([&](const Counts& some) {
+      last = std::max(last, some.last_answer_ns.load(std::memory_order_relaxed));
+    });
+    return last;
+  }
+  // Ids of all passes.
+  std::uint64_t ids() const {
+    return sum([](const Counts& some) -> auto& { return some.ids; });
   }
 
   // What is known while the model is loaded.
@@ -112,17 +149,8 @@ class ModelMetrics {
     std::atomic<std::int64_t> inflight_batches = 0;
   };
 
-  std::array<std::atomic<std::uint64_t>, kCountedCodes.size()> requests{};
   std::array<std::atomic<std::uint64_t>, kRejectReasons> rejected{};
-  std::array<std::atomic<std::uint64_t>, kCutReasons> batches{};
   Histogram duration{kLatencyBuckets};
-  // The durations of requests that were answered OK, and of all others.
-  std::atomic<std::uint64_t> answered_ns = 0;
-  std::atomic<std::uint64_t> failed_ns = 0;
-  // Of those answered OK: their samples, and when (by the server's clock) the last was; 0: none
-  // yet.
-  std::atomic<std::uint64_t> answered_samples = 0;
-  std::atomic<std::int64_t> last_answer_ns = 0;
   std::array<Histogram, kStageNames.size()> stages{
       Histogram(kLatencyBuckets), Histogram(kLatencyBuckets), Histogram(kLatencyBuckets),
       Histogram(kLatencyBuckets), Histogram(kLatencyBuckets), Histogram(kLatencyBuckets),
@@ -130,7 +158,6 @@ class ModelMetrics {
   Histogram batch_requests{kRequestBuckets};
   Histogram batch_samples{kSampleBuckets};
   Histogram batch_ids{kIdBuckets};
-  std::atomic<std::uint64_t> ids = 0;
   std::atomic<std::uint64_t> out_of_range_ids = 0;
   std::atomic<bool> ready = false;
   FollowMetrics follow;
@@ -174,6 +201,25 @@ class ModelMetrics {
   }
 
  private:
+  // What every request and pass counts.
+  struct alignas(64) Counts {
+    std::array<std::atomic<std::uint64_t>, kCountedCodes.size()> requests{};
+    std::array<std::atomic<std::uint64_t>, kCutReasons> batches{};
+    std::atomic<std::uint64_t> answered_ns = 0;
+    std::atomic<std::uint64_t> failed_ns = 0;
+    std::atomic<std::uint64_t> answered_samples = 0;
+    std::atomic<std::int64_t> last_answer_ns = 0;
+    std::atomic<std::uint64_t> ids = 0;
+  };
+
+  // `member` gives one of its counters.
+  template <typename Member>
+  std::uint64_t sum(const Member& member) const {
+    return counts_.sum(
+        [&](const Counts& some) { return member(some).load(std::memory_order_relaxed); });
+  }
+
+  Spread<Counts> counts_;
   mutable Mutex loading_;
   std::shared_ptr<const Loaded> loaded_ TESSERA_GUARDED_BY(loading_);
 };

@@ -7,10 +7,6 @@
 namespace tessera {
 namespace {
 
-std::uint64_t value(const std::atomic<std::uint64_t>& counter) {
-  return counter.load(std::memory_order_relaxed);
-}
-
 std::uint64_t observations(const Histogram& histogram) {
   const std::vector<std::uint64_t> counts = histogram.counts();
   return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
@@ -24,7 +20,7 @@ std::uint64_t ns_of(const ModelMetrics& model, std::initializer_list<Stage> stag
 
 std::uint64_t last_inference_ms(const ModelMetrics& model, TimePoint now,
                                 std::chrono::system_clock::time_point now_of_day) {
-  const std::int64_t last = model.last_answer_ns.load(std::memory_order_relaxed);
+  const std::int64_t last = model.last_answer_ns();
   if (last == 0) return 0;
   const Duration ago = now.time_since_epoch() - std::chrono::nanoseconds(last);
   const auto when =
@@ -38,14 +34,14 @@ ModelStatistics statistics_of(const ModelMetrics& model, TimePoint now,
                               std::chrono::system_clock::time_point now_of_day) {
   ModelStatistics made;
   made.last_inference_ms = last_inference_ms(model, now, now_of_day);
-  made.samples = value(model.answered_samples);
+  made.samples = model.answered_samples();
   made.batches = observations(model.batch_samples);
   for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
     CountedTime& calls = kCountedCodes[i] == Code::kOk ? made.success : made.fail;
-    calls.count += value(model.requests[i]);
+    calls.count += model.requests(i);
   }
-  made.success.ns = value(model.answered_ns);
-  made.fail.ns = value(model.failed_ns);
+  made.success.ns = model.answered_ns();
+  made.fail.ns = model.failed_ns();
   made.queue = {observations(model.stages[static_cast<std::size_t>(Stage::kQueue)]),
                 ns_of(model, {Stage::kQueue})};
   made.compute_input = {made.batches,

@@ -16,8 +16,8 @@ BatchLayout::BatchLayout(const InputSchema& schema, std::int64_t rows, std::int6
                          std::int64_t scored_ids, bool narrow)
     : rows_(rows),
       dense_features_(static_cast<std::int64_t>(schema.dense_features.size())),
-      plain_features_(static_cast<std::int64_t>(schema.group(Group::kIdList).size())),
-      scored_features_(static_cast<std::int64_t>(schema.group(Group::kIdScoreList).size())),
+      plain_features_(static_cast<std::int64_t>(schema.group_size(Group::kIdList))),
+      scored_features_(static_cast<std::int64_t>(schema.group_size(Group::kIdScoreList))),
       plain_bags_(rows * plain_features_),
       narrow_(narrow) {
   place(plain_ids, scored_ids);

@@ -168,7 +168,7 @@ void warm_up(Session& session, const InputSchema& schema, bool shared,
       const auto B = static_cast<std::size_t>(samples);
       const auto group = [&](Group kind, bool weighted) {
         // One id per bag.
-        const std::size_t bags = B * schema.group(kind).size();
+        const std::size_t bags = B * schema.group_size(kind);
         return RecordedGroup{std::vector<std::int32_t>(bags, 1), std::vector<std::int64_t>(bags),
                              std::vector<float>(weighted ? bags : 0)};
       };

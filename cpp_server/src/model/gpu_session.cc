@@ -101,7 +101,7 @@ at::Tensor GpuSession::device_bytes(std::size_t bytes) const {
 }
 
 std::int64_t GpuSession::most_ids(std::int64_t rows, Group group) const {
-  return rows * kIdsPerBag * static_cast<std::int64_t>(schema_.group(group).size());
+  return rows * kIdsPerBag * static_cast<std::int64_t>(schema_.group_size(group));
 }
 
 void GpuSession::record(std::int64_t graph_samples) {

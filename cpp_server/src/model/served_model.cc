@@ -34,6 +34,9 @@ void drop_all(std::vector<DroppedPart>& dropped) noexcept {
   dropped.clear();
 }
 
+// Parts that a loop keeps at most while others are at the queue.
+constexpr std::size_t kMostKept = 64;
+
 // Makes the calling thread wait behind others of this process for a CPU: a batch that begins a
 // little later grows, but a call that is read later loses its time.
 void stand_back(int niceness) {
@@ -105,7 +108,7 @@ void ServedModel::start_workers() {
   if (package_.manifest.device == "cpu") {
     for (int loop = 0; loop < default_workers(); ++loop) {
       sessions_.push_back(package_.runner->open_session(0));
-      loops_.push_back(std::make_unique<Computer>(*this, *sessions_.back()));
+      loops_.push_back(std::make_unique<Loop>(*this, *sessions_.back()));
     }
   }
   try {
@@ -161,45 +164,123 @@ bool ServedModel::arrives(PendingRequest& request, TimePoint now) {
 
 void ServedModel::submit(PendingRequest& request, std::size_t loop) {
   if (!arrives(request, clock_.now())) return;
-  std::vector<Part> parts = cut_again(request);
-  queue(parts, loop < loops_.size() ? Submitter::kRunsPasses : Submitter::kLeaves);
+  if (loop >= loops_.size()) {
+    std::vector<Part> parts = cut_again(request);
+    queue(parts);
+    return;
+  }
+  Turn& turn = loops_[loop]->turn;
+  cut(request, turn.parts);
+  turn.samples += request.request.samples;
+  turn.ids += request.request.ids;
+  turn.shared_rows = turn.shared_rows || request.request.shared.any();
+  if (runs_here(turn)) return;
+  if (turn.parts.size() >= kMostKept) {
+    queue(turn.parts);
+  } else if (!try_queue(turn.parts)) {
+    return;
+  }
+  turn.clear();
 }
 
 void ServedModel::submit(std::span<PendingRequest* const> requests) {
   std::vector<Part> parts;
-  const auto refuse = [](PendingRequest& request) {
-    request.expect_parts(1, 0);
-    request.drop(out_of_memory_refusal());
-  };
   const TimePoint now = clock_.now();
   for (PendingRequest* const request : requests) {
     if (!arrives(*request, now)) continue;
     try {
       cut(*request, parts);
     } catch (const std::bad_alloc&) {
-      refuse(*request);
+      request->expect_parts(1, 0);
+      request->drop(out_of_memory_refusal());
     }
   }
-  try {
-    queue(parts, Submitter::kLeaves);
-  } catch (const std::bad_alloc&) {
-    for (const Part& part : parts) {
-      if (part.last) refuse(*part.request);
-    }
+  queue(parts);
+}
+
+namespace {
+
+// Requests for whose place in a list there is no memory.
+void refuse_all(std::span<const Part> parts) noexcept {
+  for (const Part& part : parts) {
+    if (!part.last) continue;
+    part.request->expect_parts(1, 0);
+    part.request->drop(out_of_memory_refusal());
   }
 }
 
-void ServedModel::queue(std::span<Part> parts, Submitter submitter) {
+}  // namespace
+
+void ServedModel::queue(std::span<Part> parts) noexcept {
   std::vector<DroppedPart> dropped;
   std::vector<RefusedRequest> refused;
-  scheduler_.submit(parts, dropped, refused, submitter);
+  try {
+    scheduler_.submit(parts, dropped, refused);
+  } catch (const std::bad_alloc&) {
+    refuse_all(parts);
+  }
   drop_all(dropped);
+  drop_refused(refused);
+}
+
+bool ServedModel::try_queue(std::span<Part> parts) noexcept {
+  std::vector<DroppedPart> dropped;
+  std::vector<RefusedRequest> refused;
+  try {
+    if (!scheduler_.try_submit(parts, dropped, refused)) return false;
+  } catch (const std::bad_alloc&) {
+    refuse_all(parts);
+  }
+  drop_all(dropped);
+  drop_refused(refused);
+  return true;
+}
+
+void ServedModel::drop_refused(std::vector<RefusedRequest>& refused) noexcept {
   for (RefusedRequest& one : refused) {
     const RejectReason reason =
         one.status.code == Code::kUnavailable ? RejectReason::kDraining : RejectReason::kQueueFull;
     const Refusal refusal{std::move(one.status), reason};
     for (std::size_t i = 0; i < one.parts; ++i) one.request->drop(refusal);
   }
+}
+
+void ServedModel::Turn::clear() {
+  parts.clear();
+  samples = 0;
+  ids = 0;
+  shared_rows = false;
+}
+
+bool ServedModel::runs_here(const Turn& turn) const {
+  const Outlook outlook = scheduler_.outlook();
+  return tessera::runs_here({.parts = static_cast<std::int64_t>(turn.parts.size()),
+                             .samples = turn.samples,
+                             .ids = turn.ids,
+                             .shared_rows = turn.shared_rows,
+                             .work = outlook.work,
+                             .draining = outlook.ending,
+                             .free_workers = outlook.free_workers},
+                            scheduler_.batch_limits());
+}
+
+// Without memory for the lists, the parts stay and are for the queue.
+void ServedModel::cut(Turn& turn, CutBatch& batch) const {
+  batch.parts.clear();
+  batch.dropped.clear();
+  batch.reason = CutReason::kIdle;
+  batch.parts.reserve(turn.parts.size());
+  batch.dropped.reserve(turn.parts.size());
+  const TimePoint now = clock_.now();
+  for (Part& part : turn.parts) {
+    const auto reason = drop_reason(part, now);
+    if (reason.has_value()) {
+      batch.dropped.push_back({std::move(part), *reason});
+    } else {
+      batch.parts.push_back(std::move(part));
+    }
+  }
+  turn.clear();
 }
 
 void ServedModel::cut(PendingRequest& request, std::vector<Part>& parts) const {
@@ -228,8 +309,18 @@ void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCo
 
 void ServedModel::end_turn(std::size_t loop) {
   if (loop >= loops_.size()) return;
-  Computer& computer = *loops_[loop];
-  if (!scheduler_.next_here(computer.batch)) return;
+  Turn& turn = loops_[loop]->turn;
+  if (turn.parts.empty()) return;
+  Computer& computer = loops_[loop]->computer;
+  try {
+    if (runs_here(turn)) cut(turn, computer.batch);
+  } catch (const std::bad_alloc&) {  // the parts are still the turn's
+  }
+  if (!turn.parts.empty()) {
+    queue(turn.parts);
+    turn.clear();
+    return;
+  }
   if (!computer.begun) computer.session.begin_thread(threads_per_worker_);
   computer.begun = true;
   compute(computer, shown_->devices.front());
@@ -247,9 +338,10 @@ void ServedModel::compute(Computer& computer, ModelMetrics::DeviceCounters& devi
     metrics_->observe_stage(Stage::kQueue, seconds(now - part.request->arrival));
     if (part.index == 0) {
       shown_->features->count(part.request->request);
-      metrics_->out_of_range_ids.fetch_add(
-          static_cast<std::uint64_t>(part.request->request.out_of_range_ids),
-          std::memory_order_relaxed);
+      if (const auto outside = part.request->request.out_of_range_ids; outside > 0) {
+        metrics_->out_of_range_ids.fetch_add(static_cast<std::uint64_t>(outside),
+                                             std::memory_order_relaxed);
+      }
     }
   }
   computer.executor.execute(batch.parts);

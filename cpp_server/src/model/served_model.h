@@ -1,7 +1,9 @@
 // One version of a model that answers: its decoder, its queue, its workers and its counters.
 //
 // Short passes of a model on CPUs are run by the event loop that brings their requests, at the end
-// of its turn; others by workers.
+// of its turn; others by workers. So a loop keeps what it brings as long as that would be a short
+// pass, and gives it to the queue otherwise. Loops share nothing but the queue: on a host with
+// many CPUs, requests that each take the queue's lock spend more on it than on the network.
 //
 // Contract: construction opens a session per worker and event loop, which may take long, and starts
 // the workers; throws UsageError where the system gives no thread for one. submit may be called
@@ -70,7 +72,8 @@ class ServedModel final : private ExecutionObserver {
   // and throws nothing.
   void submit(std::span<PendingRequest* const> requests);
 
-  // Runs the pass of what is queued, if it is short.
+  // Runs the pass of what the loop has brought and not given to the queue, if it is short, and
+  // gives it to the queue otherwise.
   void end_turn(std::size_t loop);
 
   // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
@@ -101,14 +104,36 @@ class ServedModel final : private ExecutionObserver {
     bool begun = false;  // its thread has told the session
   };
 
+  // What an event loop has brought in its turn and neither computed nor given to the queue.
+  struct Turn {
+    std::vector<Part> parts;
+    std::int64_t samples = 0;
+    std::int64_t ids = 0;
+    bool shared_rows = false;
+
+    void clear();
+  };
+  struct Loop {
+    Loop(ServedModel& model, Session& its_session) : computer(model, its_session) {}
+
+    Computer computer;
+    Turn turn;
+  };
+
   void start_workers();
   // Notes when the request came; false: it was late, and has been dropped.
   static bool arrives(PendingRequest& request, TimePoint now);
   // Appends the request's parts. Throws std::bad_alloc, and has appended none then.
   void cut(PendingRequest& request, std::vector<Part>& parts) const;
-  // Lets the parts of requests wait for a computer, or drops their requests. Throws std::bad_alloc,
-  // and has done neither then.
-  void queue(std::span<Part> parts, Submitter submitter);
+  // Lets the parts of requests wait for a worker, or drops their requests.
+  void queue(std::span<Part> parts) noexcept;
+  // The same, unless another thread is at the queue; false then.
+  bool try_queue(std::span<Part> parts) noexcept;
+  void drop_refused(std::vector<RefusedRequest>& refused) noexcept;
+  // Whether the loop shall run the pass of its turn's requests.
+  bool runs_here(const Turn& turn) const;
+  // Moves the turn's parts to what the loop's computer computes or drops.
+  void cut(Turn& turn, CutBatch& batch) const;
   void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
   // The batch that was cut.
   void compute(Computer& computer, ModelMetrics::DeviceCounters& device);
@@ -132,7 +157,7 @@ class ServedModel final : private ExecutionObserver {
   const std::unique_ptr<CommitLock> commit_lock_;  // null: its weights never change
   BatchScheduler scheduler_;
   std::vector<std::unique_ptr<Session>> sessions_;  // one per worker, then one per event loop
-  std::vector<std::unique_ptr<Computer>> loops_;    // none where the model is on GPUs
+  std::vector<std::unique_ptr<Loop>> loops_;        // none where the model is on GPUs
   std::vector<std::jthread> workers_;
   std::unique_ptr<FollowedVersion> followed_;
 };

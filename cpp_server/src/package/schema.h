@@ -3,6 +3,7 @@
 // Contract: plain values, never changed once read; shared freely between threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -56,6 +57,13 @@ struct InputSchema {
       if (feature.group == group) chosen.push_back(feature);
     }
     return chosen;
+  }
+
+  // How many those are: what is asked of each batch copies none of them.
+  std::size_t group_size(Group group) const {
+    std::size_t size = 0;
+    for (const FeatureSpec& feature : features) size += feature.group == group ? 1 : 0;
+    return size;
   }
 };
 

@@ -141,8 +141,8 @@ std::size_t InferStorage::bytes() const {
 InferDecoder::InferDecoder(const InputSchema& schema, RequestLimits limits)
     : limits_(limits),
       features_{static_cast<std::int64_t>(schema.dense_features.size()),
-                static_cast<std::int64_t>(schema.group(Group::kIdList).size()),
-                static_cast<std::int64_t>(schema.group(Group::kIdScoreList).size())},
+                static_cast<std::int64_t>(schema.group_size(Group::kIdList)),
+                static_cast<std::int64_t>(schema.group_size(Group::kIdScoreList))},
       outputs_(schema.outputs) {}
 
 bool InferDecoder::takes(std::size_t input) const { return features_[kGroupOf[input]] > 0; }
