@@ -72,6 +72,8 @@ FAULTY_FLOODS = (
 LOGS = ("file", "reader gone", "nobody reads", "full disk")
 """Where a server's log goes: one of these from each restart to the next; all but the first with a line a call."""
 HALF_CLOSED = 20
+LOWEST_PORT = 10_000
+"""Where servers' ports are looked for, up to those that the system gives to clients."""
 FAULTS = ("restart", "pause", "descriptors", "half_close", "flood", "flood")
 
 
@@ -105,11 +107,20 @@ def _scores_of(loaded, content: bytes) -> dict[str, list[float]]:
 
 
 def free_ports() -> tuple[int, int]:
-    """Two ports that nobody has now."""
-    with socket.socket() as one, socket.socket() as two:
-        for each in (one, two):
-            each.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
+    """Two ports that nobody has now, of those that the system gives to no client where there are enough.
+
+    A flood's connection that began from a server's port while that restarts would keep it from coming back.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(LOWEST_PORT, first) or [0]
+    with contextlib.ExitStack() as stack:
+        found = []
+        while len(found) < 2:
+            bound = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # somebody has it
+                bound.bind(("127.0.0.1", random.SystemRandom().choice(candidates)))
+                found.append(bound.getsockname()[1])
+    return found[0], found[1]
 
 
 @contextlib.contextmanager
