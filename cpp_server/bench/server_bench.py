@@ -88,9 +88,18 @@ def rss_megabytes(pid: int) -> float:
 
 
 def measure(
-    server: Peer | ServerProcess, package: Path, samples: int, in_flight: int, seconds: float
+    server: Peer | ServerProcess,
+    package: Path,
+    samples: int,
+    in_flight: int,
+    seconds: float,
+    *,
+    credentials: Sequence[object] = (),
 ) -> dict[str, float]:
-    """One round: tessera-load's row, and the server's CPU per request."""
+    """One round: tessera-load's row, and the server's CPU per request.
+
+    ``credentials`` are tessera-load's flags for a server that asks for some.
+    """
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
         before = cpu_seconds(server.process.pid)
         subprocess.run(
@@ -99,6 +108,7 @@ def measure(
                 *("--model-file", package, "--samples", str(samples)),
                 *("--in-flight", str(in_flight), "--duration-s", str(seconds)),
                 *("--warm-up-s", "0.5", "--csv", file.name),
+                *credentials,
             ],
             check=True,
             stdout=subprocess.DEVNULL,
