@@ -28,6 +28,7 @@ import time
 import venv
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,10 +66,11 @@ def main() -> int:
     wheels = args.wheels.resolve()
     with tempfile.TemporaryDirectory(prefix="tessera-try-") as name:
         folder = Path(name)
-        client = environment(folder / "client")
-        install(client, wheels, "tessera-rec-client")
-        full = environment(folder / "full")
-        install(full, wheels, "tessera-rec[cpu]", "tessera-rec-server")
+        # Both at once: pip mostly waits for what it downloads.
+        with ThreadPoolExecutor() as threads:
+            installed = threads.submit(environment, folder / "client", wheels, "tessera-rec-client")
+            full = environment(folder / "full", wheels, "tessera-rec[cpu]", "tessera-rec-server")
+            client = installed.result()
         model = train_and_package(full, folder)
         answers: dict[tuple[str, str], object] = {}
         for server in (["tessera", "serve"], ["tessera-server"]):
@@ -94,9 +96,10 @@ def say(text: str) -> None:
     print(f"== {time.monotonic() - _BEGAN_S:5.1f} s  {text}", flush=True)
 
 
-def environment(folder: Path) -> Path:
-    """A fresh virtual environment; the folder of its programs."""
+def environment(folder: Path, wheels: Path, *names: str) -> Path:
+    """A fresh virtual environment with distributions of this checkout; the folder of its programs."""
     venv.create(folder, with_pip=True)
+    install(folder / "bin", wheels, *names)
     return folder / "bin"
 
 

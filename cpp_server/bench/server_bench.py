@@ -94,25 +94,30 @@ def measure(
     in_flight: int,
     seconds: float,
     *,
-    credentials: Sequence[object] = (),
+    flags: Sequence[object] = (),
 ) -> dict[str, float]:
     """One round: tessera-load's row, and the server's CPU per request.
 
-    ``credentials`` are tessera-load's flags for a server that asks for some.
+    ``flags`` are further ones of tessera-load.
     """
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
         before = cpu_seconds(server.process.pid)
-        subprocess.run(
+        done = subprocess.run(
             [
                 *(BUILD / "tessera-load", "--address", f"127.0.0.1:{server.port}"),
                 *("--model-file", package, "--samples", str(samples)),
                 *("--in-flight", str(in_flight), "--duration-s", str(seconds)),
                 *("--warm-up-s", "0.5", "--csv", file.name),
-                *credentials,
+                *flags,
             ],
-            check=True,
-            stdout=subprocess.DEVNULL,
+            check=False,
+            capture_output=True,
+            text=True,
         )
+        if done.returncode:
+            raise SystemExit(
+                f"{done.stdout}{done.stderr}\ntessera-load ended with {done.returncode}"
+            )
         used = cpu_seconds(server.process.pid) - before
         names, values = Path(file.name).read_text().splitlines()
     row = dict(zip(names.split(","), map(float, values.split(",")), strict=True))
