@@ -94,7 +94,7 @@ def measure(
     in_flight: int,
     seconds: float,
     *,
-    flags: Sequence[object] = (),
+    flags: Sequence[str | Path] = (),
 ) -> dict[str, float]:
     """One round: tessera-load's row, and the server's CPU per request.
 

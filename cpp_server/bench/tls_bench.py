@@ -45,7 +45,7 @@ class Way:
 
     name: str
     server: list[object]
-    client: list[object]
+    client: list[str | Path]
 
 
 def openssl(*words: object, told: bytes = b"") -> None:
@@ -71,10 +71,10 @@ def make_ways(folder: Path) -> list[Way]:
     token.chmod(0o600)
     encrypted: list[object] = ["--tls-cert", folder / "server.pem"]
     encrypted += ["--tls-key", folder / "server.key"]
-    shown: list[object] = ["--tls-ca", ca, "--tls-cert", folder / "client.pem"]
+    shown: list[str | Path] = ["--tls-ca", ca, "--tls-cert", folder / "client.pem"]
     shown += ["--tls-key", folder / "client.key", "--token-file", token]
     # A busy machine makes calls wait, and a call that ends without an answer would end the measurement.
-    patience: list[object] = ["--timeout-ms", "60000"]
+    patience: list[str | Path] = ["--timeout-ms", "60000"]
     shown += patience
     return [
         Way("clear", [], patience),
