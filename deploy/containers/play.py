@@ -56,14 +56,15 @@ mount -o remount,bind,ro "$ROOT"
 mount -t proc proc "$ROOT/proc"
 mount -t tmpfs tmpfs "$ROOT/tmp"
 """
-# What --train does in the image; the file lies in a folder of the host, at a place that the image's user can write.
+# What --train does in the image, whose HOME can be written; the file lies in a folder of the host, at a place that the image's user can write.
 _TRAINING = _READ_ONLY + 'mount --bind "$FILES" "$ROOT/models"\n'
 _TRAIN = """
 set -e
+cd "$HOME"
 config=$(echo /opt/tessera/lib/python3*/site-packages/tessera/training/configs/demo.yaml)
-tessera datagen --rows 20000 --out /tmp/clicks.tsv --seed 7
-tessera train --config "$config" data.path=/tmp/clicks.tsv train.epochs=1 --out /tmp/run
-package-model /tmp/run --out /models/model.pt
+tessera datagen --rows 20000 --out clicks.tsv --seed 7
+tessera train --config "$config" data.path=clicks.tsv train.epochs=1 --out run
+package-model run --out /models/model.pt
 """
 
 
