@@ -36,7 +36,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules page-texts config-page metrics-page flags-page docs docs-screenshots monitoring-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels test-bare build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules page-texts config-page metrics-page flags-page docs docs-screenshots monitoring-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -92,6 +92,15 @@ wheels: install-dev build  ## build what others install into dist/: tessera-rec,
 
 test-wheels: wheels  ## install them into fresh environments and go the whole way with both servers (minutes, 2 GB)
 	$(BIN)/python wheels/try_wheels.py --wheels dist
+
+# Further flags of play.py, such as --bind and --env for a mirror of the registries.
+PLAY_ARGS ?=
+PLAY = $(BIN)/python deploy/containers/play.py $(PLAY_ARGS)
+
+test-bare: wheels  ## the same where Debian has Python alone, and the containers' steps, as root with mmdebstrap (minutes, 6 GB); PLAY_ARGS=...
+	$(PLAY) wheels/bare.Containerfile --steps
+	$(PLAY) deploy/containers/tessera.Containerfile --train --keep .demo/image.pt
+	$(PLAY) deploy/containers/tessera-server.Containerfile --model .demo/image.pt
 
 # Each failure prints its round's seed and the example; make test-random ROUNDS=1 SEED=N is that round again.
 test-random: install-dev build  ## the property tests with new examples every time; ROUNDS=5 SEED=N PYTEST_ARGS=tests/kernels

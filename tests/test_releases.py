@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from tessera import releases
+from tessera.errors import UserError
 from tessera.kernels import libraries
 from tessera.releases import FBGEMM_OF_TORCH, PYTHONS
+from tessera.training import fbgemm
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -82,3 +84,11 @@ def test_the_operators_say_which_torch_they_were_built_with():
     except libraries.LibraryError:
         pytest.skip("the operators are not built (make build)")
     assert libraries.torch_of(path) == releases.minor_of(torch.__version__)
+
+
+@pytest.mark.parametrize("load", [fbgemm.import_training_tables, fbgemm.import_inference_tables])
+def test_without_an_fbgemm_what_to_install_is_told(monkeypatch, load):
+    """As `tessera-rec` is without [cpu] or [cuda]: it serves, and neither trains nor packages."""
+    monkeypatch.setattr(fbgemm, "_installed_fbgemm", lambda: None)
+    with pytest.raises(UserError, match=r"pip install 'tessera-rec\[cpu\]' \(or \[cuda\]\)"):
+        load()

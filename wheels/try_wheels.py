@@ -7,9 +7,12 @@ model is trained on generated data, packaged and verified, and both servers answ
 client of the second environment ask each of them, and all answers must be the same.  Every program starts with no
 PATH and no LD_LIBRARY_PATH.  Last, a wheel is made of tessera-rec's source archive and must hold the operators.
 
+It needs Python and nothing else, but for the source archive, which wants a C++ compiler: --no-source leaves that out.
+bare.Containerfile runs it so where Debian has Python alone.
+
 pip takes other packages from wherever it is set up to: PIP_EXTRA_INDEX_URL can name the index with torch's CPU
-build.  Takes some minutes and about 2 GB (with the torch that brings CUDA, 6).  Exit status: 0 all of it works; 1
-what does not is on the terminal.
+build.  Takes some minutes and about 2 GB (with the torch that brings CUDA, 6).  Exit status: 0 all of it works, within
+--limit-s; 1 what does not is on the terminal.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ import time
 import venv
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 ROWS = 20_000
 _READY_S = 300
+_BEGAN_S = time.monotonic()
 # Asks for 16 samples' scores, in an environment that has neither torch nor the rest of tessera.
 _ASK = """
 import importlib.util, sys
@@ -48,14 +53,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--wheels", type=Path, default=Path("dist"), help="(default: dist)")
-    wheels = parser.parse_args().wheels.resolve()
-    began = time.monotonic()
+    parser.add_argument(
+        "--no-source", action="store_true", help="make no wheel of the source archive"
+    )
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        metavar="S",
+        help="fail where all of it takes longer than S seconds (default: no limit)",
+    )
+    args = parser.parse_args()
+    wheels = args.wheels.resolve()
     with tempfile.TemporaryDirectory(prefix="tessera-try-") as name:
         folder = Path(name)
-        client = environment(folder / "client")
-        install(client, wheels, "tessera-rec-client")
-        full = environment(folder / "full")
-        install(full, wheels, "tessera-rec[cpu]", "tessera-rec-server")
+        # Both at once: pip mostly waits for what it downloads.
+        with ThreadPoolExecutor() as threads:
+            installed = threads.submit(environment, folder / "client", wheels, "tessera-rec-client")
+            full = environment(folder / "full", wheels, "tessera-rec[cpu]", "tessera-rec-server")
+            client = installed.result()
         model = train_and_package(full, folder)
         answers: dict[tuple[str, str], object] = {}
         for server in (["tessera", "serve"], ["tessera-server"]):
@@ -65,19 +80,26 @@ def main() -> int:
         for kind in ("predict", "client"):
             if answers["tessera serve", kind] != answers["tessera-server", kind]:
                 sys.exit(f"try_wheels: the two servers' answers differ ({kind}): {answers}")
-        from_source(full, wheels, folder)
-    print(f"all of it works ({time.monotonic() - began:.0f} s)")
+        if not args.no_source:
+            from_source(full, wheels, folder)
+        took_s = time.monotonic() - _BEGAN_S
+    used = os.times()
+    cpu_s = used.user + used.system + used.children_user + used.children_system
+    print(f"all of it works ({took_s:.0f} s; {cpu_s:.0f} s of CPU time)")
+    if args.limit_s is not None and took_s > args.limit_s:
+        sys.exit(f"try_wheels: it took {took_s:.0f} s; the limit is {args.limit_s:g} s")
     return 0
 
 
 def say(text: str) -> None:
-    """Tell what comes next."""
-    print(f"== {text}", flush=True)
+    """Tell what comes next, and when."""
+    print(f"== {time.monotonic() - _BEGAN_S:5.1f} s  {text}", flush=True)
 
 
-def environment(folder: Path) -> Path:
-    """A fresh virtual environment; the folder of its programs."""
+def environment(folder: Path, wheels: Path, *names: str) -> Path:
+    """A fresh virtual environment with distributions of this checkout; the folder of its programs."""
     venv.create(folder, with_pip=True)
+    install(folder / "bin", wheels, *names)
     return folder / "bin"
 
 

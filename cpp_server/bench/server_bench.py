@@ -88,21 +88,36 @@ def rss_megabytes(pid: int) -> float:
 
 
 def measure(
-    server: Peer | ServerProcess, package: Path, samples: int, in_flight: int, seconds: float
+    server: Peer | ServerProcess,
+    package: Path,
+    samples: int,
+    in_flight: int,
+    seconds: float,
+    *,
+    flags: Sequence[str | Path] = (),
 ) -> dict[str, float]:
-    """One round: tessera-load's row, and the server's CPU per request."""
+    """One round: tessera-load's row, and the server's CPU per request.
+
+    ``flags`` are further ones of tessera-load.
+    """
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
         before = cpu_seconds(server.process.pid)
-        subprocess.run(
+        done = subprocess.run(
             [
                 *(BUILD / "tessera-load", "--address", f"127.0.0.1:{server.port}"),
                 *("--model-file", package, "--samples", str(samples)),
                 *("--in-flight", str(in_flight), "--duration-s", str(seconds)),
                 *("--warm-up-s", "0.5", "--csv", file.name),
+                *flags,
             ],
-            check=True,
-            stdout=subprocess.DEVNULL,
+            check=False,
+            capture_output=True,
+            text=True,
         )
+        if done.returncode:
+            raise SystemExit(
+                f"{done.stdout}{done.stderr}\ntessera-load ended with {done.returncode}"
+            )
         used = cpu_seconds(server.process.pid) - before
         names, values = Path(file.name).read_text().splitlines()
     row = dict(zip(names.split(","), map(float, values.split(",")), strict=True))

@@ -5,6 +5,7 @@ stream error, a server may end the connection with the same error (section 5.4.1
 gRPC's own library's.
 """
 
+import contextlib
 import itertools
 import socket
 import struct
@@ -440,6 +441,16 @@ def test_pings_and_settings_are_acknowledged(server):
         seen = list(itertools.islice(frames_of(client), 4))
     assert (SETTINGS, ACK, 0, b"") in seen
     assert (PING, ACK, 0, b"12345678") in seen
+
+
+def test_what_ends_a_connection_that_floods_is_counted(server):
+    count = lambda: server.value("tessera_connections_closed_total", reason="control_frames")  # noqa: E731 - it is one line
+    before = count()
+    nothing = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1)) * 100_000
+    with connected(server) as client:
+        with contextlib.suppress(ConnectionError):
+            client.sendall(PREFACE + frame(SETTINGS, 0, 0) + nothing)
+        server.wait_for(lambda: count() == before + 1)
 
 
 def test_answers_keep_to_the_windows_of_their_reader(server):
