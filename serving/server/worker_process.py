@@ -185,7 +185,7 @@ class _Reporting:
 
     def counted(self, model: ModelMetrics) -> ModelMetrics:
         """Add what the other workers have told of ``model``."""
-        whole = ModelMetrics(model.model, model.version, model.features)
+        whole = ModelMetrics(model.model, model.version, model.names)
         whole.add(model.counted())
         for slot in set(range(self._slots.count)) - {self._slot}:
             if report := self._slots.read(slot):

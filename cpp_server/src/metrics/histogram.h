@@ -43,9 +43,22 @@ class Histogram {
 
   // Counts `value` in the first bucket whose upper bound is not below it.
   void observe(double value) {
-    const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
-    counts_[static_cast<std::size_t>(at)].fetch_add(1, std::memory_order_relaxed);
+    counts_[bucket_of(value)].fetch_add(1, std::memory_order_relaxed);
     sum_.fetch_add(value, std::memory_order_relaxed);
+  }
+
+  // The bucket that observe counts `value` in.
+  std::size_t bucket_of(double value) const {
+    const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
+    return static_cast<std::size_t>(at);
+  }
+
+  // Counts many values whose sum is `sum` at once, by bucket: `counts` has one number for each.
+  void add(std::span<const std::uint64_t> counts, double sum) {
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      if (counts[i] != 0) counts_[i].fetch_add(counts[i], std::memory_order_relaxed);
+    }
+    sum_.fetch_add(sum, std::memory_order_relaxed);
   }
 
   std::span<const double> bounds() const { return bounds_; }
