@@ -57,7 +57,7 @@ TEST(ScoreCounter, CountsAsASlowLookDoes) {
     std::vector<float> own;
     std::vector<float> others;
     for (std::int64_t i = 0; i < samples; ++i) {
-      own.push_back(i % 5 == 0 ? static_cast<float>(kScoreBuckets[random() % 33])
+      own.push_back(i % 5 == 0 ? static_cast<float>(kScoreBuckets[random() % kScoreBuckets.size()])
                                : probability(random));
       others.push_back(rating(random));
     }

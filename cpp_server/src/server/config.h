@@ -65,6 +65,7 @@ struct ServerConfig {
   double load_timeout_s = kDefaultLoadTimeoutS;
   bool require_signature = false;
   std::vector<std::string> public_keys;  // PEM files
+  std::vector<std::string> allowed_hosts;  // by which browsers may ask (front/host_rule.h)
   std::string auth_token_file;           // empty: callers need no token
   std::string tls_cert;                  // PEM files; empty: connections are not encrypted
   std::string tls_key;

@@ -144,6 +144,7 @@ void Server::open() {
                         return RestService::answers(path) ? most : kMaxBodyBytes;
                       },
                   .tls = security_.http_tls(),
+                  .hosts = host_rule(config_),
                   .refusal = [this](const HttpHead& head) { return security_.refusal(head); }},
       [this](const std::string& path) { return page(path); },
       [this](HttpRequest request, HttpDone done) {

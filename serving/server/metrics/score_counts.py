@@ -14,12 +14,12 @@ from tessera.serving.server.metrics.histogram import Histogram
 
 # fmt: off
 SCORE_BUCKETS = (
-    -10.0, -3.0, -1.0, -.3, 0.0, .001, .002, .005, .01, .02, .05, .1, .15, .2, .25, .3, .4,
+    0.0, .001, .002, .005, .01, .02, .05, .1, .15, .2, .25, .3, .4,
     .5, .6, .7, .8, .9, .95, .98, .99, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 100.0, 1000.0,
 )
 # fmt: on
-"""Upper bounds: narrow where probabilities of rare events lie, narrower again towards 1, and wide outside of [0, 1]
-for ratings, amounts and logits."""
+"""Upper bounds: narrow where probabilities of rare events lie, narrower again towards 1, and wide above 1 for ratings and
+amounts.  None is below 0, as OpenMetrics forbids such a histogram a sum."""
 
 NUMBERS_OF_OUTPUT = len(SCORE_BUCKETS) + 3
 """What is counted of one output: its buckets with the one above every bound, their sum, and what is not finite."""
