@@ -126,9 +126,10 @@ def simulate(
     if ratios is None:
         ratios = [1.0]
     late = [0.0]
-    if costs.late_s[-1] > 0:
-        points = np.linspace(0, 1, len(costs.late_s))
-        late = np.interp(random.random(_WAKES_OF_CALL * due.size), points, costs.late_s).tolist()
+    if costs.late_share > 0:
+        wakes = _WAKES_OF_CALL * due.size
+        is_late = random.random(wakes) < costs.late_share
+        late = np.where(is_late, random.exponential(costs.late_s, wakes), 0.0).tolist()
     run = _Run(
         host=host,
         costs=costs,

@@ -1,5 +1,6 @@
 """How scores are spread: counted by output, alike on both servers."""
 
+import itertools
 import math
 import re
 
@@ -151,7 +152,7 @@ def test_the_index_of_the_page_on_drift(server, package, tmp_path, monkeypatch, 
     found = []
     for trained in (scores, scores**3):
         pq.write_table(pa.table({"clicked": [*trained, None]}), "scores.parquet")
-        exec(program, {})  # noqa: S102 - the page's own
+        exec(program, {})
         found.append(float(capsys.readouterr().out.removeprefix("PSI")))
     assert found[0] == pytest.approx(0, abs=1e-9)
     assert found[1] == pytest.approx(psi_slowly(scores, scores**3), rel=1e-6)
@@ -161,7 +162,7 @@ def test_the_index_of_the_page_on_drift(server, package, tmp_path, monkeypatch, 
 def psi_slowly(one, other):
     edges = [-math.inf, *SCORE_BUCKETS, math.inf]
     total = 0
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         p, q = (
             max(0.5, sum(low < float(s) <= high for s in scores)) / len(scores)
             for scores in (one, other)

@@ -92,7 +92,12 @@ class HttpFront:
         self._repository = repository
         self._regions = regions
         self._rest = RestHandlers(
-            RestPages(calls, state, regions), infer, state, self._tell, origins, hosts.knows
+            RestPages(calls, state, regions),
+            infer,
+            state,
+            self._tell,
+            origins=origins,
+            own_names=hosts.knows,
         )
         self._hosts = hosts
         self._refresh = refresh

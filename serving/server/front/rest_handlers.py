@@ -39,6 +39,7 @@ class RestHandlers:
         infer: RestInfer,
         state: Callable[[], str],
         tell: Callable[[web.Request, bool], None],
+        *,
         origins: RestOrigins | None,
         own_names: Callable[[str], bool],
     ) -> None:

@@ -160,7 +160,9 @@ class MetricsCollector(Collector):
         yield from self._scores()
 
     def _scores(self) -> Iterator[Metric]:
-        scores = _histogram("tessera_score", "Scores that passes have computed, by output", "output")
+        scores = _histogram(
+            "tessera_score", "Scores that passes have computed, by output", "output"
+        )
         not_finite = _counter(
             "tessera_score_not_finite",
             "Scores that are NaN or infinite and therefore not in tessera_score, by output",
