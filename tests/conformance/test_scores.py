@@ -130,7 +130,7 @@ def test_scores_are_counted_by_output(server, package):
         finite = [score for score in own if math.isfinite(score)]
         assert counted(server, name)[1] == pytest.approx(math.fsum(finite), rel=1e-9)
     # What is refused has no score.
-    with pytest.raises(grpc.RpcError, match="NaN"):
+    with pytest.raises(grpc.RpcError, match="is nan, expected a finite number"):
         server.predict(message([[math.nan, 1]]))
     server.predict(message([[0.5, 1]]))
     expected = slowly([*answers["clicked"], 0.5])

@@ -18,6 +18,7 @@
 #include "package/table_memory.h"
 #include "server/load_options.h"
 #include "server/package_trial.h"
+#include "server/security_flags.h"
 #include "server/shared_memory_flags.h"
 #include "server/version.h"
 
