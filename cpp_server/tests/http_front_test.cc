@@ -98,8 +98,11 @@ struct HttpFrontTest : testing::Test {
 
   HttpFront& start(int max_connections,
                    HttpTimes times = {kLong, kLong, kLong, kLong, kLong, kLong}) {
-    const HttpOptions options{
-        .host = "127.0.0.1", .port = 0, .max_connections = max_connections, .times = times, .hosts = hosts};
+    const HttpOptions options{.host = "127.0.0.1",
+                              .port = 0,
+                              .max_connections = max_connections,
+                              .times = times,
+                              .hosts = hosts};
     front = std::make_unique<HttpFront>(
         options, page, post, [] {}, log);
     return *front;
@@ -172,7 +175,10 @@ TEST_F(HttpFrontTest, RefusesPostsThatItDoesNotHear) {
 
 TEST_F(HttpFrontTest, HoldsBrowsersToTheNamesOfTheServer) {
   const auto status = [&](const std::string& path, const std::string& lines) {
-    const std::string answer = client().say(text("GET ", path, " HTTP/1.1\r\nConnection: close\r\n", lines, "\r\n")).hear();
+    const std::string answer =
+        client()
+            .say(text("GET ", path, " HTTP/1.1\r\nConnection: close\r\n", lines, "\r\n"))
+            .hear();
     return answer.substr(9, 3);
   };
   const std::string browser = "Accept-Language: en\r\n";
@@ -189,13 +195,14 @@ TEST_F(HttpFrontTest, HoldsBrowsersToTheNamesOfTheServer) {
 
 TEST(HostRule, KnowsAddressesLocalhostAndWhatIsAllowed) {
   const HostRule rule({.listens_on = "127.0.0.1", .allowed = {"ranker.example"}});
-  for (const char* host : {"127.0.0.1", "10.1.2.3:8002", "[::1]:8002", "[fe80::1]", "localhost",
-                           "LocalHost:8002", "a.localhost:1", "localhost.", "ranker.example",
-                           "Ranker.Example.:80"}) {
+  for (const char* host :
+       {"127.0.0.1", "10.1.2.3:8002", "[::1]:8002", "[fe80::1]", "localhost", "LocalHost:8002",
+        "a.localhost:1", "localhost.", "ranker.example", "Ranker.Example.:80"}) {
     EXPECT_TRUE(rule.knows(host)) << host;
   }
-  for (const char* host : {"", ":8002", ".", "evil.example", "ranker.example.evil.example",
-                           "x.ranker.example", "127.0.0.1.example", "xlocalhost", "::1", "ranker"}) {
+  for (const char* host :
+       {"", ":8002", ".", "evil.example", "ranker.example.evil.example", "x.ranker.example",
+        "127.0.0.1.example", "xlocalhost", "::1", "ranker"}) {
     EXPECT_FALSE(rule.knows(host)) << host;
   }
 }
@@ -220,9 +227,9 @@ TEST(HostRule, CoversPagesOfThisMachineAloneAndOfNamedServers) {
 TEST(HostRule, TakesNamesOfHostsAlone) {
   EXPECT_EQ(checked_host_name("Ranker.Example."), "ranker.example");
   EXPECT_EQ(checked_host_name("*"), "*");
-  for (const std::string& name : {std::string(), std::string("."), std::string("http://a"),
-                                  std::string("a:80"), std::string("*.a"), std::string("a b"),
-                                  std::string(254, 'a')}) {
+  for (const std::string& name :
+       {std::string(), std::string("."), std::string("http://a"), std::string("a:80"),
+        std::string("*.a"), std::string("a b"), std::string(254, 'a')}) {
     EXPECT_THROW(checked_host_name(name), FlagError) << name;
   }
 }

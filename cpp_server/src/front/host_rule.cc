@@ -22,8 +22,7 @@ std::string normal(std::string_view name) {
 }
 
 bool is_local(std::string_view name) {
-  return name == kLocal ||
-         (name.ends_with(kLocal) && name[name.size() - kLocal.size() - 1] == '.');
+  return name == kLocal || (name.ends_with(kLocal) && name[name.size() - kLocal.size() - 1] == '.');
 }
 
 bool in_host_name(char c) {

@@ -1,8 +1,8 @@
 // By which names a browser may ask the HTTP port for its pages.
 //
 // Whoever wrote a page may make its own name stand for this machine once a browser shows it (DNS
-// rebinding): to the browser this server's pages are then the page's own, and it may read them. What
-// gives it away is the Host of its requests, which is the name and which no page can set. So a
+// rebinding): to the browser this server's pages are then the page's own, and it may read them.
+// What gives it away is the Host of its requests, which is the name and which no page can set. So a
 // browser has to ask by an IP address, by localhost, or by a name that --allowed-host gives.
 // Programs may ask by any name: they show no pages of strangers. docs/security.md tells more.
 //

@@ -40,7 +40,7 @@ struct HttpOptions {
   };
   HttpTimes times{};
   const http2::ServerTls* tls = nullptr;  // outlives the front; null: nothing is encrypted
-  HostRule hosts{};  // by which names browsers may ask
+  HostRule hosts{};                       // by which names browsers may ask
   // Asked first, and called as the page functions are.
   RefusalFunction refusal = [](const HttpHead&) { return std::nullopt; };
 };

@@ -86,8 +86,8 @@ bool is_from_own_page(std::string_view head, std::string_view origin, const Host
 // Whether a browser has sent the request. A page can neither remove Accept-Language, which every
 // browser sends, nor set most of the others; programs send none of them.
 bool is_from_browser(std::string_view head) {
-  for (const std::string_view name : {"accept-language", "origin", "referer", "cookie",
-                                      "sec-fetch-site", "sec-fetch-mode"}) {
+  for (const std::string_view name :
+       {"accept-language", "origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"}) {
     if (header(head, name)) return true;
   }
   return header(head, "user-agent").value_or("").starts_with("Mozilla/");

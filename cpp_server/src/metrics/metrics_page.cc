@@ -159,8 +159,8 @@ void add_histograms(std::vector<MetricFamily>& page, const Models& models) {
 
 // How the scores of each output are spread.
 void add_scores(std::vector<MetricFamily>& page, const Models& models) {
-  MetricFamily scores = family(
-      "tessera_score", "Scores that passes have computed, by output", MetricType::Histogram);
+  MetricFamily scores =
+      family("tessera_score", "Scores that passes have computed, by output", MetricType::Histogram);
   MetricFamily not_finite =
       family("tessera_score_not_finite_total",
              "Scores that are NaN or infinite and therefore not in tessera_score, by output",

@@ -24,8 +24,8 @@ namespace tessera {
 // Upper bounds: narrow where probabilities of rare events lie, narrower again towards 1, and wide
 // above 1 for ratings and amounts. None is below 0, as OpenMetrics forbids such a histogram a sum.
 inline constexpr std::array<double, 29> kScoreBuckets = {
-    0,  .001, .002, .005, .01, .02, .05, .1,  .15, .2, .25, .3, .4, .5,  .6,
-    .7, .8,   .9,   .95,  .98, .99, 1,   2,   3,   4,  5,   10, 100, 1000};
+    0,  .001, .002, .005, .01, .02, .05, .1, .15, .2, .25, .3, .4,  .5,  .6,
+    .7, .8,   .9,   .95,  .98, .99, 1,   2,  3,   4,  5,   10, 100, 1000};
 
 class ScoreCounter {
  public:
