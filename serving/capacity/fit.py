@@ -130,7 +130,7 @@ def _tail_s(run: Run) -> float:
     """The mean of the exponential distribution that the highest quantiles lie on; 0 where they do not grow."""
     levels = (np.arange(len(run.latency_us)) + 0.5) / len(run.latency_us)
     tail = levels > _TAIL
-    if np.count_nonzero(tail) < 2:  # noqa: PLR2004 - of a line
+    if np.count_nonzero(tail) < 2:
         return 0.0
     slope_us, _ = np.polyfit(-np.log(1 - levels[tail]), np.array(run.latency_us)[tail], 1)
     return max(float(slope_us), 0.0) / 1e6

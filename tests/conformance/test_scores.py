@@ -22,7 +22,6 @@ from tests import REPOSITORY
 from tests.conformance.conformance_harness import RunningServer
 from tests.kserve_messages import infer, infer_request
 
-
 ZERO = -7.0
 
 
