@@ -48,8 +48,9 @@ def test_a_machine_without_pauses_gets_none():
     found = fitted_costs(measured(machine(wire_s=30 * US)), 1, requests=REQUESTS)
     assert found.wire_s == pytest.approx(30 * US, abs=3 * US)
     assert found.wake_s == made_up().costs(1).wake_s
-    # Chance may leave some at the very end.
-    assert found.late_share * found.late_s < 0.1 * US
+    # Chance may leave some at the very end: less than a microsecond of a wake, where real pauses below make two.
+    assert found.late_share * found.late_s < 1 * US
+    assert found.late_s < 100 * US
 
 
 def test_waking_that_costs_less_than_a_lone_call_shows_is_found():
