@@ -20,6 +20,7 @@ from pathlib import Path
 from tessera.cpus import usable_cpus
 from tessera.serving.bench.forward import dlrm
 from tessera.serving.capacity.calibration import Calibration, read_calibration
+from tessera.serving.capacity.fit import fitted_costs
 from tessera.serving.capacity.model import Host, Load
 from tessera.serving.capacity.simulate import simulate
 from tessera.serving.packaging.options import PackageOptions
@@ -75,7 +76,7 @@ def simulated(costs: Calibration, rate: float, args: argparse.Namespace) -> Row:
     requests = min(max(int(rate * args.seconds), 1_000), 50_000)
     outcome = simulate(
         host,
-        costs.costs(args.samples),
+        fitted_costs(costs, args.samples),
         Load(rate=rate, samples=args.samples, requests=requests),
     )
     return {

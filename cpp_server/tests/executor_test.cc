@@ -125,6 +125,10 @@ class PlainSession final : public test::MemorySession {
 class Observer final : public ExecutionObserver {
  public:
   void on_pass(const PassTimings& pass, Duration) override { samples.push_back(pass.samples); }
+  void on_scores(const Scores& given, std::int64_t count) override {
+    const auto own = given.output(0).first(static_cast<std::size_t>(count));
+    scores.insert(scores.end(), own.begin(), own.end());
+  }
   void on_retry(std::size_t parts, const std::string&) override { retried += parts; }
   Refusal on_failure(const std::exception& failure) override {
     return {{Code::kInternal, std::string("failed: ") + failure.what()}, std::nullopt};
@@ -136,6 +140,7 @@ class Observer final : public ExecutionObserver {
   }
 
   std::vector<std::int64_t> samples;
+  std::vector<float> scores;
   std::size_t retried = 0;
   int cut = 0;
 };
@@ -175,7 +180,14 @@ TEST_F(ExecutorTest, MixedRequestsGetTheirOwnScores) {
       for (Part& part : parts_of(request)) batch.push_back(std::move(part));
     }
     executor.execute(batch);
-    for (const Request& request : requests) expect_answered(request);
+    std::vector<float> answered;
+    for (const Request& request : requests) {
+      expect_answered(request);
+      answered.insert(answered.end(), request.scores.begin(), request.scores.end());
+    }
+    // Told of after they were delivered, each once and without those of the padding.
+    EXPECT_EQ(observer.scores, answered);
+    observer.scores.clear();
   }
 }
 

@@ -188,6 +188,7 @@ TEST_F(FollowTest, NoAnswerMixesTwoCommits) {
   class Observer final : public ExecutionObserver {
    public:
     void on_pass(const PassTimings&, Duration) override {}
+    void on_scores(const Scores&, std::int64_t) override {}
     void on_retry(std::size_t, const std::string& error) override { ADD_FAILURE() << error; }
     Refusal on_failure(const std::exception& failure) override {
       ADD_FAILURE() << failure.what();

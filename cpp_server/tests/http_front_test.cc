@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/flags.h"
 #include "common/text.h"
 
 namespace tessera {
@@ -97,8 +98,11 @@ struct HttpFrontTest : testing::Test {
 
   HttpFront& start(int max_connections,
                    HttpTimes times = {kLong, kLong, kLong, kLong, kLong, kLong}) {
-    const HttpOptions options{
-        .host = "127.0.0.1", .port = 0, .max_connections = max_connections, .times = times};
+    const HttpOptions options{.host = "127.0.0.1",
+                              .port = 0,
+                              .max_connections = max_connections,
+                              .times = times,
+                              .hosts = hosts};
     front = std::make_unique<HttpFront>(
         options, page, post, [] {}, log);
     return *front;
@@ -113,6 +117,7 @@ struct HttpFrontTest : testing::Test {
   std::string ask() { return client().say(kGet).hear(); }
 
   PostFunction post = post_page;
+  HostRule hosts;
   const Log log{LogLevel::kError, true, -1};
   std::unique_ptr<HttpFront> front;
 };
@@ -165,6 +170,67 @@ TEST_F(HttpFrontTest, RefusesPostsThatItDoesNotHear) {
         client().say(text("POST /now HTTP/1.1\r\n", line, "\r\n\r\n")).hear();
     EXPECT_TRUE(answer.starts_with(text("HTTP/1.1 ", status, " "))) << answer;
     EXPECT_NE(answer.find("{\"error\":\""), std::string::npos) << answer;
+  }
+}
+
+TEST_F(HttpFrontTest, HoldsBrowsersToTheNamesOfTheServer) {
+  const auto status = [&](const std::string& path, const std::string& lines) {
+    const std::string answer =
+        client()
+            .say(text("GET ", path, " HTTP/1.1\r\nConnection: close\r\n", lines, "\r\n"))
+            .hear();
+    return answer.substr(9, 3);
+  };
+  const std::string browser = "Accept-Language: en\r\n";
+  start(4);
+  EXPECT_EQ(status("/hello", "Host: evil.example\r\n" + browser), "200");
+  hosts = HostRule({.listens_on = "127.0.0.1", .allowed = {"ranker.example"}});
+  start(4);
+  EXPECT_EQ(status("/hello", "Host: evil.example:8002\r\n" + browser), "403");
+  EXPECT_EQ(status("/hello", browser), "403");
+  EXPECT_EQ(status("/hello", "Host: evil.example\r\n"), "200");
+  EXPECT_EQ(status("/hello", "Host: RANKER.example.:8002\r\n" + browser), "200");
+  EXPECT_EQ(status("/readyz", "Host: evil.example\r\n" + browser), "200");
+}
+
+TEST(HostRule, KnowsAddressesLocalhostAndWhatIsAllowed) {
+  const HostRule rule({.listens_on = "127.0.0.1", .allowed = {"ranker.example"}});
+  for (const char* host :
+       {"127.0.0.1", "10.1.2.3:8002", "[::1]:8002", "[fe80::1]", "localhost", "LocalHost:8002",
+        "a.localhost:1", "localhost.", "ranker.example", "Ranker.Example.:80"}) {
+    EXPECT_TRUE(rule.knows(host)) << host;
+  }
+  for (const char* host :
+       {"", ":8002", ".", "evil.example", "ranker.example.evil.example", "x.ranker.example",
+        "127.0.0.1.example", "xlocalhost", "::1", "ranker"}) {
+    EXPECT_FALSE(rule.knows(host)) << host;
+  }
+}
+
+TEST(HostRule, CoversPagesOfThisMachineAloneAndOfNamedServers) {
+  const auto covers = [](const char* host, std::vector<std::string> allowed, bool guarded = false) {
+    return HostRule({.listens_on = host, .allowed = std::move(allowed), .guarded = guarded})
+        .covers_pages();
+  };
+  for (const char* host : {"127.0.0.1", "127.1.2.3", "::1", "localhost"}) {
+    EXPECT_TRUE(covers(host, {})) << host;
+    EXPECT_FALSE(covers(host, {}, true)) << host;
+    EXPECT_FALSE(covers(host, {"a.example", "*"})) << host;
+  }
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "ranker.example"}) {
+    EXPECT_FALSE(covers(host, {})) << host;
+    EXPECT_TRUE(covers(host, {"a.example"})) << host;
+  }
+  EXPECT_FALSE(HostRule().covers_pages());
+}
+
+TEST(HostRule, TakesNamesOfHostsAlone) {
+  EXPECT_EQ(checked_host_name("Ranker.Example."), "ranker.example");
+  EXPECT_EQ(checked_host_name("*"), "*");
+  for (const std::string& name :
+       {std::string(), std::string("."), std::string("http://a"), std::string("a:80"),
+        std::string("*.a"), std::string("a b"), std::string(254, 'a')}) {
+    EXPECT_THROW(checked_host_name(name), FlagError) << name;
   }
 }
 

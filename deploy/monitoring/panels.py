@@ -63,6 +63,15 @@ def share(code: str) -> str:
     return f"{rate('tessera_requests_total', 'model', code)} / {rate('tessera_requests_total', 'model')}"
 
 
+def spread(offset: str) -> str:
+    """PromQL of the share of an hour's scores at or below each bound; ``offset`` is PromQL's."""
+    shares = [
+        f"sum by ({by}) (rate(tessera_score_{end}{{{SELECTED}}}[1h]{offset}))"
+        for end, by in (("bucket", "model, output, le"), ("count", "model, output"))
+    ]
+    return " / ignoring (le) group_left ".join(shares)
+
+
 _DURATION = "tessera_request_duration_seconds"
 _STAGES = "tessera_stage_duration_seconds"
 
@@ -258,6 +267,36 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Of the ids that were looked up; they were clamped or hashed.",
             {
                 "{{model}}": f"{rate('tessera_out_of_range_ids_total', 'model')} / {rate('tessera_ids_total', 'model')}"
+            },
+        ),
+    ),
+    "Scores": (
+        _graph(
+            "Mean score",
+            "short",
+            "By version and output. A new version beside an old one should have about the mean of the old one, or a reason "
+            "for another.",
+            {"{{model}} {{version}} {{output}}": mean("tessera_score", "model, version, output")},
+        ),
+        _graph(
+            "Quantiles of the scores",
+            "short",
+            "Over all versions, bounded by the histogram's buckets.",
+            {
+                "{{model}} {{output}} p10": quantile(0.1, "tessera_score", "model, output"),
+                "{{model}} {{output}} p50": quantile(0.5, "tessera_score", "model, output"),
+                "{{model}} {{output}} p90": quantile(0.9, "tessera_score", "model, output"),
+                "{{model}} {{output}} p99": quantile(0.99, "tessera_score", "model, output"),
+            },
+        ),
+        _graph(
+            "Shift of the scores since the day before",
+            "percentunit",
+            "The largest share of the scores that has moved past one bound, between the last hour and the same hour of the "
+            "day before; NaN and infinite scores, as a share of all, beside it. docs/observe.md says how to read it.",
+            {
+                "{{model}} {{output}}": f"max by (model, output) (abs({spread('')} - {spread(' offset 1d')}))",
+                "{{model}} {{output}} not finite": f"{rate('tessera_score_not_finite_total', 'model, output')} / on (model) group_left {rate('tessera_batch_samples_sum', 'model')}",
             },
         ),
     ),

@@ -3,7 +3,7 @@
 Runs of one call at a time, of several sizes, give the time of a pass by the samples of its batch, and what a
 call costs when every thread has to be woken.  The run with the most calls in flight gives what one costs when
 nobody sleeps; the difference is what waking costs.  A run of calls at random times shows how much passes vary,
-with the colder caches that they find then.  docs/capacity.md has the file's fields.
+with the colder caches that they find then; `fit` takes from its latencies what is not told by these.  docs/capacity.md has the file's fields.
 """
 
 from __future__ import annotations

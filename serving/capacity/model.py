@@ -69,6 +69,10 @@ class Costs:
         passes: (samples, seconds) of batches, by growing samples; between them, and beyond the last, straight lines.
         spread_s: what passes take beyond those of ``passes``, whatever their size: equally likely values,
             ascending, between which the simulation draws evenly.  One value: all take the same.
+        late_share: of the times that a thread of the network or of a client begins to run after it had nothing to do,
+            the share in which it begins late, for which nobody uses a CPU: the kernel has put another thread before
+            it, or the machine has taken its CPU away.
+        late_s: how late it then is, on average; exponentially distributed.
         ids_per_sample: ids of a sample, over all features.
     """
 
@@ -79,6 +83,8 @@ class Costs:
     client_wake_s: float = 0.0
     wire_s: float = 0.0
     spread_s: tuple[float, ...] = (0.0,)
+    late_share: float = 0.0
+    late_s: float = 0.0
     ids_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
@@ -90,6 +96,9 @@ class Costs:
             raise FieldError("passes", sizes, "give sizes of at least 1 that grow")
         for _, seconds in self.passes:
             _refuse_unless("passes", seconds, least=0.0)
+        _refuse_unless("late_s", self.late_s, least=0.0)
+        if not 0 <= self.late_share <= 1:
+            raise FieldError("late_share", self.late_share, "give a share of 0 to 1")
         if not self.spread_s or any(not b >= a for a, b in itertools.pairwise(self.spread_s)):
             raise FieldError("spread_s", self.spread_s, "give ascending values")
         if not all(map(math.isfinite, self.spread_s)):

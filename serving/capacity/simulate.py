@@ -34,6 +34,8 @@ from tessera.serving.capacity.processors import Processors
 
 Array = NDArray[np.float64]
 _NETWORK, _WORKER = 0, 1
+_WAKES_OF_CALL = 4
+"""Times that a thread of the network or of a client may have to be woken for a request."""
 _Kind = Literal["client", "loop", "worker", "spare"]
 
 
@@ -123,6 +125,11 @@ def simulate(
     beyond = np.interp(random.random(due.size + 1), points, costs.spread_s)
     if ratios is None:
         ratios = [1.0]
+    late = [0.0]
+    if costs.late_share > 0:
+        wakes = _WAKES_OF_CALL * due.size
+        is_late = random.random(wakes) < costs.late_share
+        late = np.where(is_late, random.exponential(costs.late_s, wakes), 0.0).tolist()
     run = _Run(
         host=host,
         costs=costs,
@@ -132,6 +139,7 @@ def simulate(
         due=due.tolist(),
         ratios=np.asarray(ratios, dtype=np.float64).tolist(),
         beyond=beyond.tolist(),
+        late=late,
     )
     run.to_the_end()
     return Outcome(
@@ -184,6 +192,7 @@ class _Run:
         due: list[float],
         ratios: list[float],
         beyond: list[float],
+        late: list[float],
     ) -> None:
         self.host, self.costs, self.queue_limits = host, costs, queue_limits
         sharers = host.workers + host.spares if host.spares else 1
@@ -197,6 +206,9 @@ class _Run:
         whole, rest = divmod(samples, limits.max_samples)
         self.parts = [limits.max_samples] * whole + [rest] * (rest > 0)
         self.due, self.ratios, self.beyond = due, ratios, beyond
+        self.late, self.woken = late, 0
+        # When threads of the network and of clients that are late begin, and which.
+        self.begins: list[tuple[float, int, _Thread]] = []
         self.latency = [math.nan] * len(due)
         self.missing = [len(self.parts)] * len(due)
         self.batches: list[int] = []
@@ -223,7 +235,8 @@ class _Run:
             arrival_s = due[arrived] if arrived < len(due) else math.inf
             end_s = processors.next_end_s()
             timer_s = timers[0][0] if timers else math.inf
-            now_s = min(arrival_s, end_s, timer_s)
+            begin_s = self.begins[0][0] if self.begins else math.inf
+            now_s = min(arrival_s, end_s, timer_s, begin_s)
             if now_s == math.inf:
                 return
             processors.advance(now_s)
@@ -235,6 +248,8 @@ class _Run:
                 else:
                     self._give(self._loop(arrived), ("receive", arrived))
                 arrived += 1
+            elif begin_s == now_s:
+                self._begin(heapq.heappop(self.begins)[2])
             else:
                 _, wait, worker = heapq.heappop(timers)
                 if worker.wait == wait and worker in self.idle[worker.kind].threads:
@@ -249,10 +264,20 @@ class _Run:
 
     def _give(self, thread: _Thread, item: tuple[str, int]) -> None:
         thread.queue.append(item)
-        if thread.doing is None:
-            client = thread.kind == "client"
-            wake_s = self.costs.client_wake_s if client else self.costs.wake_s
-            self._go_on(thread, wake_s * self.processors.idle)
+        if thread.doing is not None:
+            return
+        late_s = self.late[self.woken % len(self.late)]
+        self.woken += 1
+        if late_s > 0:
+            thread.doing = ("late", None)
+            heapq.heappush(self.begins, (self.processors.now_s + late_s, self.woken, thread))
+        else:
+            self._begin(thread)
+
+    def _begin(self, thread: _Thread) -> None:
+        client = thread.kind == "client"
+        wake_s = self.costs.client_wake_s if client else self.costs.wake_s
+        self._go_on(thread, wake_s * self.processors.idle)
 
     def _go_on(self, thread: _Thread, more_s: float = 0.0) -> None:
         """Begin the next item; a turn of an event loop ends when those are done that it began with."""

@@ -139,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, print the table and write what was asked for; see the module's docstring."""
     from tessera.errors import UserError  # noqa: PLC0415 - with what follows
     from tessera.serving.capacity.calibration import read_calibration  # noqa: PLC0415 - loads numpy
+    from tessera.serving.capacity.fit import fitted_costs  # noqa: PLC0415 - likewise
     from tessera.serving.capacity.model import Host  # noqa: PLC0415 - likewise
     from tessera.serving.capacity.policy import BatchLimits  # noqa: PLC0415 - likewise
     from tessera.serving.capacity.sweep import Simulated, size  # noqa: PLC0415 - likewise
@@ -163,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     clients = int(args.client_on_host)
     one = Simulated(
         host=Host.of_server(calibration.server, cores, clients=clients),
-        costs=calibration.costs(samples),
+        costs=fitted_costs(calibration, samples),
         samples=samples,
         limits=BatchLimits(max_samples=args.max_batch_samples, max_delay_s=args.max_delay_us / 1e6),
         requests=args.requests,

@@ -160,6 +160,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "port may call)",
     )
     parser.add_argument(
+        "--allowed-host",
+        dest="allowed_hosts",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which browsers may ask the HTTP port for its pages, beside IP addresses and localhost, such as "
+        "ranker.example.com; *: any; may be given several times, docs/security.md (default: none where --host is this "
+        "machine alone, else any)",
+    )
+    parser.add_argument(
         "--gpus",
         type=parse_gpus,
         default=(),
@@ -232,6 +242,7 @@ def run(args: argparse.Namespace) -> int:
                 "limits": ModelLimits(**fields_of(ModelLimits, args)),
                 "public_keys": tuple(args.public_keys),
                 "allow_ops": tuple(args.allow_ops),
+                "allowed_hosts": tuple(args.allowed_hosts),
             }
         )
     except FieldError as error:

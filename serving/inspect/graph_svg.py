@@ -22,6 +22,13 @@ _COLORS: dict[Kind, tuple[str, str]] = {
     "other": ("#f4f4f4", "#8a8a8a"),
     "output": ("#f6e3ee", "#b0568a"),
 }
+_DARK_COLORS: dict[Kind, tuple[str, str]] = {
+    "input": ("#1f2b40", "#7d9fd0"),
+    "lookup": ("#3d2c14", "#d99a45"),
+    "dense": ("#1b3422", "#6cb878"),
+    "other": ("#2a2d31", "#9a9fa6"),
+    "output": ("#3a2231", "#cf7fae"),
+}
 _MEANINGS: dict[Kind, str] = {
     "input": "input",
     "lookup": "embedding lookup",
@@ -75,17 +82,13 @@ def graph_svg(graph: Graph, *, title: str) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
             f'height="{bottom + _MARGIN:.0f}" viewBox="0 0 {width:.0f} {bottom + _MARGIN:.0f}">'
         ),
-        (
-            "<style>text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#222}"
-            ".name{font-weight:bold}.title{font-size:15px;font-weight:bold}"
-            "path{fill:none;stroke:#9aa4b1;stroke-width:1.3}</style>"
-        ),
+        _style(),
         (
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-            'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" style="fill:#9aa4b1;stroke:none"/>'
+            'markerHeight="7" orient="auto"><path class="tip" d="M0 0L8 4L0 8z"/>'
             "</marker></defs>"
         ),
-        '<rect width="100%" height="100%" fill="#fff"/>',
+        '<rect class="page" width="100%" height="100%"/>',
         f'<text class="title" x="{_MARGIN}" y="24">{escape(title)}</text>',
         *_legend(),
         *(_edge([boxes[number] for number in way], tops) for way in ways),
@@ -93,6 +96,26 @@ def graph_svg(graph: Graph, *, title: str) -> str:
         "</svg>\n",
     ]
     return "\n".join(parts)
+
+
+def _style() -> str:
+    """Colours for light and dark, which a browser chooses for a picture by itself and for one in a page."""
+
+    def colours(kinds: dict[Kind, tuple[str, str]], page: str, ink: str, edge: str) -> str:
+        boxes = "".join(
+            f".{kind}{{fill:{fill};stroke:{line}}}" for kind, (fill, line) in kinds.items()
+        )
+        return (
+            f".page{{fill:{page}}}text{{fill:{ink}}}path{{stroke:{edge}}}.tip{{fill:{edge}}}{boxes}"
+        )
+
+    return (
+        "<style>text{font:11px ui-monospace,Menlo,Consolas,monospace}"
+        ".name{font-weight:bold}.title{font-size:15px;font-weight:bold}path{fill:none;stroke-width:1.3}"
+        f"{colours(_COLORS, '#fff', '#222', '#9aa4b1')}.tip{{stroke:none}}"
+        "@media (prefers-color-scheme: dark){"
+        f"{colours(_DARK_COLORS, '#16191d', '#e6e6e6', '#7d8590')}.tip{{stroke:none}}}}</style>"
+    )
 
 
 def _layers(graph: Graph) -> tuple[list[_Box], list[list[int]]]:
@@ -225,14 +248,13 @@ def _edge(way: Sequence[_Box], tops: Sequence[float]) -> str:
 
 def _node(box: _Box, top: float) -> str:
     assert box.node is not None
-    fill, line = _COLORS[box.node.kind]
     left = box.x - box.width / 2
     call = f"%{box.node.number} {box.node.name}({', '.join(box.node.arguments)})"
     parts = [
         f"<g><title>{escape(call)}</title>",
         (
             f'<rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" '
-            f'rx="5" fill="{fill}" stroke="{line}"/>'
+            f'rx="5" class="{box.node.kind}"/>'
         ),
     ]
     for row, text in enumerate(box.lines):
@@ -245,10 +267,9 @@ def _node(box: _Box, top: float) -> str:
 def _legend() -> list[str]:
     parts, left = [], _MARGIN
     for kind, meaning in _MEANINGS.items():
-        fill, line = _COLORS[kind]
         parts.append(
-            f'<rect x="{left:.1f}" y="38" width="14" height="14" rx="3" fill="{fill}" '
-            f'stroke="{line}"/><text x="{left + 20:.1f}" y="49">{meaning}</text>'
+            f'<rect x="{left:.1f}" y="38" width="14" height="14" rx="3" class="{kind}"/>'
+            f'<text x="{left + 20:.1f}" y="49">{meaning}</text>'
         )
         left += len(meaning) * _CHARACTER + 40
     return parts

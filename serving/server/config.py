@@ -7,6 +7,7 @@ cannot work, naming the field, the value and the remedy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
@@ -18,11 +19,17 @@ from tessera.serving.server.observe.collector import REMEDY, read_collector
 
 DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8002
+_HOST_NAME = re.compile(r"[a-z0-9._-]{1,253}")
 
 
 def default_workers() -> int:
     """Half of the CPUs: the other half serves the network and the clients' bytes."""
     return max(1, usable_cpus() // 2)
+
+
+def host_name_of(name: str) -> str:
+    """``name`` as hosts are compared: lower-case, without a dot at its end."""
+    return name.removesuffix(".").lower()
 
 
 def _refuse(name: str, value: object, remedy: str) -> NoReturn:
@@ -176,6 +183,7 @@ class ServerConfig:
             ends.
         require_signature: serve only packages that one of ``public_keys`` has signed.
         public_keys: PEM files with an Ed25519 public key each.
+        allowed_hosts: names by which browsers may ask the HTTP port (`front.host_rule`); ``*``: any.
         auth_token_file: the tokens that callers must have one of (`security.token_file`); empty: they need none.
         tls_cert: PEM file with the certificate of both ports; empty: connections are not encrypted.
         tls_key: PEM file with its private key.
@@ -219,6 +227,7 @@ class ServerConfig:
     load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S
     require_signature: bool = False
     public_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     auth_token_file: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -264,6 +273,7 @@ class ServerConfig:
                 "nothing is checked against it; add --require-signature",
             )
         self._check_tls()
+        self._check_hosts()
         self._check_tracing()
         self._check_recording()
         _at_least(1024, max_message_bytes=self.max_message_bytes)
@@ -325,6 +335,15 @@ class ServerConfig:
                 repr(self.tls_client_ca),
                 "the server needs a certificate of its own; add --tls-cert and --tls-key",
             )
+
+    def _check_hosts(self) -> None:
+        for host in self.allowed_hosts:
+            if host != "*" and not _HOST_NAME.fullmatch(host_name_of(host)):
+                _refuse(
+                    "allowed_hosts",
+                    repr(host),
+                    "give a host's name without scheme and port, such as ranker.example.com, or *",
+                )
 
     def _check_tracing(self) -> None:
         encrypted = False

@@ -21,6 +21,7 @@ from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import ByteBudget
 from tessera.serving.server.front.grpc_front import GrpcFront
 from tessera.serving.server.front.health_service import HealthService, Serving
+from tessera.serving.server.front.host_rule import HostRule
 from tessera.serving.server.front.http_front import HttpFront
 from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import MessageReceiver
@@ -202,6 +203,7 @@ class Server:
             repository=self._repository,
             regions=self._kserve.regions,
             security=self._security,
+            hosts=HostRule.of(self._config),
             max_connections=self._config.max_http_connections,
             log=self._log,
             origins=self._observer.rest_origins(),

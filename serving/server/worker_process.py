@@ -15,6 +15,7 @@ from typing import Any
 import tessera
 from tessera.errors import UserError
 from tessera.serving.server.config import ModelSource, ServerConfig
+from tessera.serving.server.front.host_rule import HostRule
 from tessera.serving.server.front.http_front import HttpFront
 from tessera.serving.server.front.pages import Pages
 from tessera.serving.server.front.rest_infer import RestInfer
@@ -133,6 +134,7 @@ def run_pages(
                 max_message_bytes=config.max_message_bytes,
             ),
             security=security,
+            hosts=HostRule.of(config),
             max_connections=config.max_http_connections,
             log=log,
             refresh=refresh,
@@ -185,7 +187,7 @@ class _Reporting:
 
     def counted(self, model: ModelMetrics) -> ModelMetrics:
         """Add what the other workers have told of ``model``."""
-        whole = ModelMetrics(model.model, model.version, model.features)
+        whole = ModelMetrics(model.model, model.version, model.names)
         whole.add(model.counted())
         for slot in set(range(self._slots.count)) - {self._slot}:
             if report := self._slots.read(slot):

@@ -120,6 +120,20 @@ def node(number: int, inputs: list[int], name: str = "op") -> Node:
     )
 
 
+def test_a_picture_has_colours_for_light_and_dark() -> None:
+    graph = Graph(nodes=(node(0, []), node(1, [0])))
+    root = ET.fromstring(graph_svg(graph, title="any"))
+    style = root.findtext(f"{SVG}style") or ""
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    shapes = [*root.iter(f"{SVG}rect"), *root.iter(f"{SVG}text"), *root.iter(f"{SVG}path")]
+    assert not any({"fill", "stroke", "style"} & shape.attrib.keys() for shape in shapes)
+    for name in {shape.attrib["class"] for shape in root.iter(f"{SVG}rect")}:
+        assert f".{name}{{fill:" in light
+        assert f".{name}{{fill:" in dark
+    assert "text{fill:" in light
+    assert "text{fill:" in dark
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     count = draw(st.integers(2, 25))

@@ -2,20 +2,26 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tessera.serving.server.errors import Code
+from tessera.serving.server.metrics.counted_names import CountedNames
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.metrics.process_report import ProcessReporter, ProcessTotals, is_ready
 
 
 def counting_page(dropped=0):
-    model = ModelMetrics("m", "1")
+    model = ModelMetrics("m", "1", CountedNames(outputs=("clicked", "bought")))
     metrics = MetricsPage("1", lambda: dropped)
     metrics.show_calls(lambda: 0, lambda: {"sent": 2, "dropped": 1})
     metrics.add(model)
     return metrics, model
+
+
+def scores(**outputs):
+    return {name: np.array(own, "<f4").tobytes() for name, own in outputs.items()}
 
 
 def test_reports_add_up_and_a_successor_goes_on_from_them():
@@ -23,6 +29,7 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
     reporter = ProcessReporter(one, b"")
     first.observe_call(Code.OK, 0.01, samples=3)
     first.ids = 7
+    first.scores.take(scores(clicked=[0.5, 0.5, np.nan], bought=[0, 1, 2]))
     one.unresolved.requests[Code.NOT_FOUND] += 1
     first.memory_bytes = {("cpu", "tables"): lambda: 100, ("cpu", "buffers"): lambda: 10}
     told = reporter.report()
@@ -32,6 +39,7 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
     successor = ProcessReporter(two, told)
     second.observe_call(Code.OK, 0.02, samples=1)
     second.ready = True
+    second.scores.take(scores(clicked=[0.5], bought=[np.inf]))
     second.memory_bytes = first.memory_bytes
     told_next = successor.report()
     assert is_ready(told_next)
@@ -45,6 +53,10 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
     assert model.duration.count() == 3
     assert model.duration.sum == pytest.approx(0.04)
     assert (model.answered_samples, model.ids) == (3 + 3 + 1, 14)
+    clicked = model.scores.histograms["clicked"]
+    assert (clicked.count(), clicked.sum) == (2 + 2 + 1, 2.5)
+    assert model.scores.not_finite == {"clicked": 1 + 1, "bought": 1}
+    assert model.scores.histograms["bought"].sum == 6
     assert shown.unresolved.requests[Code.NOT_FOUND] == 2
     assert {place: read() for place, read in model.memory_bytes.items()} == {
         ("cpu", "tables"): 100,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tessera.serving.server.errors import Code
 from tessera.serving.server.front.last_hour import POINTS, STEP_S
 from tessera.serving.server.front.status_page import MOST_FEATURES, WINDOW_SECONDS, StatusPage
-from tessera.serving.server.metrics.feature_counts import CountedFeatures
+from tessera.serving.server.metrics.counted_names import CountedNames
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import LATENCY_BUCKETS, ModelMetrics
@@ -266,7 +266,7 @@ def test_shadows_are_told_by_the_version_that_answered():
 
 
 def test_the_status_page_shows_the_features_with_unlike_values():
-    known = CountedFeatures(missing=("a", "b"), outside=("a", "b", "c"))
+    known = CountedNames(missing=("a", "b"), outside=("a", "b", "c"))
     model = ModelMetrics("m", "1", known)
     page = StatusPage([model, ModelMetrics("quiet", "1", known)], lambda: 0.0)
     assert page.features() == []
@@ -274,7 +274,7 @@ def test_the_status_page_shows_the_features_with_unlike_values():
     found = [(row.model, row.feature, row.outside, row.missing) for row in page.features()]
     assert found == [("m", "b", 1, 5), ("m", "a", 3, 0)]
     names = tuple(f"f{number}" for number in range(30))
-    many = ModelMetrics("many", "1", CountedFeatures(outside=names))
+    many = ModelMetrics("many", "1", CountedNames(outside=names))
     many.outside_values = list(range(30))
     shown = StatusPage([many], lambda: 0.0).features()
     assert [row.outside for row in shown] == list(range(29, 29 - MOST_FEATURES, -1))

@@ -100,6 +100,7 @@ void Executor::run(std::span<const Part> parts, Inside inside) {
     if (!part.request->deliver(part.index, views_, pass)) mixed_.push_back(part.request);
   }
   observer_.on_pass(pass, clock_.now() - pass.computed);
+  observer_.on_scores(*scores, batch.samples);
 }
 
 }  // namespace tessera

@@ -30,6 +30,8 @@ class ExecutionObserver {
   virtual ~ExecutionObserver() = default;
   // A forward pass succeeded and its scores were split in `split`.
   virtual void on_pass(const PassTimings& pass, Duration split) = 0;
+  // Its scores, after they were delivered; of `samples` samples.
+  virtual void on_scores(const Scores& scores, std::int64_t samples) = 0;
   // A batch of several parts failed; each is tried alone.
   virtual void on_retry(std::size_t parts, const std::string& error) = 0;
   // A part failed alone. Returns what its client is told.

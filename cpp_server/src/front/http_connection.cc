@@ -110,7 +110,7 @@ bool HttpConnection::read_request() {
     return in_.size() <= kMaxHeadBytes ||
            refuse({.status = 400, .body = "the request is too large\n"});
   }
-  auto parsed = parse_head(in_.substr(0, end));
+  auto parsed = parse_head(in_.substr(0, end), answers_.hosts());
   if (auto* refusal = std::get_if<HttpAnswer>(&parsed)) return refuse(std::move(*refusal));
   in_.erase(0, end + kHeadEnd.size());
   auto& head = std::get<HttpHead>(parsed);

@@ -44,6 +44,8 @@ class HttpAnswers {
   virtual std::shared_ptr<HttpCall> post(std::uint64_t number, HttpRequest request) = 0;
   // What bodies take together while they come and are read.
   virtual ByteBudget& bodies() = 0;
+  // By which names browsers may ask.
+  virtual const HostRule& hosts() const = 0;
   // Whether connections are to end with their next answer.
   virtual bool ending() const = 0;
 };

@@ -40,6 +40,7 @@ struct HttpOptions {
   };
   HttpTimes times{};
   const http2::ServerTls* tls = nullptr;  // outlives the front; null: nothing is encrypted
+  HostRule hosts{};                       // by which names browsers may ask
   // Asked first, and called as the page functions are.
   RefusalFunction refusal = [](const HttpHead&) { return std::nullopt; };
 };
@@ -72,6 +73,7 @@ class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
   std::optional<std::size_t> most_body_bytes(const std::string& path) override;
   std::shared_ptr<HttpCall> post(std::uint64_t number, HttpRequest request) override;
   ByteBudget& bodies() override { return bodies_; }
+  const HostRule& hosts() const override { return options_.hosts; }
   bool ending() const override { return ending_.load(std::memory_order_relaxed); }
 
   void on_ready(std::uint32_t events) override;

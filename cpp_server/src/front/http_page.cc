@@ -68,35 +68,36 @@ bool keeps_alive(std::string_view head, std::string_view protocol) {
   return protocol == "HTTP/1.0" ? same_word(said, "keep-alive") : !same_word(said, "close");
 }
 
-// Whether `host` is an IP address or localhost: a name that whoever wrote a page owns may be made
-// to name this server, so that its page would be taken for the server's own (DNS rebinding).
-bool is_fixed(std::string_view host) {
-  if (host.starts_with('[')) return true;
-  host = host.substr(0, host.find(':'));
-  return host == "localhost" ||
-         (!host.empty() && host.find_first_not_of("0123456789.") == host.npos);
-}
-
 bool asks_for_scores(std::string_view path) {
   return path.starts_with("/v2/models/") && path.ends_with("/infer");
 }
 
 // Whether the request was sent by a page that this server has given: its Origin is where the
 // request went to.
-bool is_from_own_page(std::string_view head, std::string_view origin) {
+bool is_from_own_page(std::string_view head, std::string_view origin, const HostRule& hosts) {
   constexpr std::string_view kPlain = "http://";
   constexpr std::string_view kTls = "https://";  // a rebound name has no certificate
   const std::string_view host = header(head, "host").value_or("");
   if (host.empty()) return false;
   if (origin.starts_with(kTls)) return origin.substr(kTls.size()) == host;
-  return origin.starts_with(kPlain) && origin.substr(kPlain.size()) == host && is_fixed(host);
+  return origin.starts_with(kPlain) && origin.substr(kPlain.size()) == host && hosts.knows(host);
+}
+
+// Whether a browser has sent the request. A page can neither remove Accept-Language, which every
+// browser sends, nor set most of the others; programs send none of them.
+bool is_from_browser(std::string_view head) {
+  for (const std::string_view name :
+       {"accept-language", "origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"}) {
+    if (header(head, name)) return true;
+  }
+  return header(head, "user-agent").value_or("").starts_with("Mozilla/");
 }
 
 // What the headers of a POST to `path` say of its body, in `bytes`; or the answer that refuses it.
 std::optional<HttpAnswer> read_body_size(std::string_view head, const std::string& path,
-                                         std::size_t& bytes) {
+                                         const HostRule& hosts, std::size_t& bytes) {
   const auto origin = header(head, "origin");
-  if (origin && !(asks_for_scores(path) && is_from_own_page(head, *origin))) {
+  if (origin && !(asks_for_scores(path) && is_from_own_page(head, *origin, hosts))) {
     return json_refusal(403, "a request with an Origin comes from a web page, and is not heard");
   }
   if (header(head, "transfer-encoding")) {
@@ -115,6 +116,11 @@ std::optional<HttpAnswer> read_body_size(std::string_view head, const std::strin
 
 }  // namespace
 
+bool is_probe(std::string_view path) {
+  return path == "/healthz" || path == "/readyz" || path == "/v2/health/live" ||
+         path == "/v2/health/ready";
+}
+
 HttpAnswer json_refusal(int status, const std::string& why) {
   const nlohmann::json json{{"error", why}};
   return {.status = status,
@@ -122,7 +128,7 @@ HttpAnswer json_refusal(int status, const std::string& why) {
           .body = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"};
 }
 
-std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
+std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head, const HostRule& hosts) {
   std::istringstream words(head.substr(0, head.find("\r\n")));
   std::string method;
   std::string target;
@@ -137,11 +143,17 @@ std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
   parsed.authorization = header(head, "authorization").value_or("");
   if (method == "GET" || method == "HEAD") {
     parsed.method = method == "GET" ? HttpHead::Method::kGet : HttpHead::Method::kHead;
+    if (hosts.covers_pages() && !is_probe(parsed.path) &&
+        !hosts.knows(header(head, "host").value_or("")) && is_from_browser(head)) {
+      return json_refusal(403,
+                          "the request's Host is not a name of this server; a browser has to ask "
+                          "by an IP address, by localhost, or by a name of --allowed-host");
+    }
     return parsed;
   }
   if (method != "POST") return json_refusal(405, "only GET, HEAD and POST");
   parsed.method = HttpHead::Method::kPost;
-  if (auto refusal = read_body_size(head, parsed.path, parsed.body_bytes)) return *refusal;
+  if (auto refusal = read_body_size(head, parsed.path, hosts, parsed.body_bytes)) return *refusal;
   parsed.awaits_continue = same_word(header(head, "expect").value_or(""), "100-continue");
   parsed.encoding = header(head, "content-encoding").value_or("");
   parsed.json_bytes = header(head, "inference-header-content-length").value_or("");

@@ -8,7 +8,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
+
+#include "front/host_rule.h"
 
 namespace tessera {
 
@@ -53,8 +56,12 @@ struct HttpHead {
 
 // Reads `head`, everything up to the empty line; or the answer that refuses it. A POST with an
 // Origin is refused: a web page has sent it, on behalf of whoever looks at it. Only the server's
-// own status page may ask for scores.
-std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head);
+// own status page may ask for scores. A page that a browser asks for by a name that `hosts` does
+// not know is refused where it covers pages; probes tell nothing and stay open.
+std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head, const HostRule& hosts = {});
+
+// Paths that tell only whether the server lives and is ready.
+bool is_probe(std::string_view path);
 
 // A POST that has come whole.
 struct HttpRequest {

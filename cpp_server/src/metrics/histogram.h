@@ -50,10 +50,24 @@ class Histogram {
 
   // Counts `value` in the first bucket whose upper bound is not below it.
   void observe(double value) {
-    const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
     Buckets& mine = buckets_.mine();
-    mine.counts[static_cast<std::size_t>(at)].fetch_add(1, std::memory_order_relaxed);
+    mine.counts[bucket_of(value)].fetch_add(1, std::memory_order_relaxed);
     mine.sum.fetch_add(value, std::memory_order_relaxed);
+  }
+
+  // The bucket that observe counts `value` in.
+  std::size_t bucket_of(double value) const {
+    const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
+    return static_cast<std::size_t>(at);
+  }
+
+  // Counts many values whose sum is `sum` at once, by bucket: `counts` has one number for each.
+  void add(std::span<const std::uint64_t> counts, double sum) {
+    Buckets& mine = buckets_.mine();
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      if (counts[i] != 0) mine.counts[i].fetch_add(counts[i], std::memory_order_relaxed);
+    }
+    mine.sum.fetch_add(sum, std::memory_order_relaxed);
   }
 
   std::span<const double> bounds() const { return bounds_; }

@@ -158,6 +158,25 @@ void add_histograms(std::vector<MetricFamily>& page, const Models& models) {
   }
 }
 
+// How the scores of each output are spread.
+void add_scores(std::vector<MetricFamily>& page, const Models& models) {
+  MetricFamily scores =
+      family("tessera_score", "Scores that passes have computed, by output", MetricType::Histogram);
+  MetricFamily not_finite =
+      family("tessera_score_not_finite_total",
+             "Scores that are NaN or infinite and therefore not in tessera_score, by output",
+             MetricType::Counter);
+  for (const auto& model : models) {
+    model->while_loaded([&](const ModelMetrics::Loaded& loaded) {
+      for (const ScoreCounter::Output& output : loaded.scores->outputs()) {
+        add(scores, with(labels_of(*model), "output", output.name), output.scores);
+        add(not_finite, with(labels_of(*model), "output", output.name), value(output.not_finite));
+      }
+    });
+  }
+  for (MetricFamily* made : {&scores, &not_finite}) page.push_back(std::move(*made));
+}
+
 void add_gauges(std::vector<MetricFamily>& page, const Models& models,
                 const std::string& server_version) {
   const auto gauge = [](const char* name, const char* help) {
@@ -361,6 +380,7 @@ std::string MetricsPage::render(const RepositoryControl* repository, ShadowList&
   add_requests(page, models, unresolved_);
   add_counters(page, models);
   add_histograms(page, models);
+  add_scores(page, models);
   add_gauges(page, models, server_version_);
   add_commits(page, models);
   add_connections(page, connections_);

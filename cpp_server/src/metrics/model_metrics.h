@@ -26,6 +26,7 @@
 #include "metrics/feature_counter.h"
 #include "metrics/follow_metrics.h"
 #include "metrics/histogram.h"
+#include "metrics/score_counter.h"
 #include "model/runner.h"
 
 namespace tessera {
@@ -167,6 +168,7 @@ class ModelMetrics {
     Facts facts;
     Gauges gauges;
     std::unique_ptr<FeatureCounter> features;
+    std::unique_ptr<ScoreCounter> scores;
     std::deque<DeviceCounters> devices;
     std::atomic<std::uint64_t> buffer_bytes = 0;  // of the host, for batches of all workers
 

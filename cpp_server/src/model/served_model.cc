@@ -83,6 +83,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
                    .load_seconds = seconds(package_.load_time)};
   shown_->features =
       std::make_unique<FeatureCounter>(manifest.schema, package_.runner->vocabularies());
+  shown_->scores = std::make_unique<ScoreCounter>(manifest.schema.outputs);
   shown_->gauges = {.queue_requests = [this] { return scheduler_.depth().requests; },
                     .queue_samples = [this] { return scheduler_.depth().samples; },
                     .memory = [this] { return package_.runner->memory(); }};
@@ -355,6 +356,10 @@ void ServedModel::compute(Computer& computer, ModelMetrics::DeviceCounters& devi
 void ServedModel::on_pass(const PassTimings& pass, Duration split) {
   metrics_->observe_pass(pass, split);
   scheduler_.observe(pass.samples, pass.assemble + pass.transfer + pass.forward + split, pass.cpu);
+}
+
+void ServedModel::on_scores(const Scores& scores, std::int64_t samples) {
+  shown_->scores->count(scores, samples);
 }
 
 void ServedModel::on_retry(std::size_t parts, const std::string& error) {

@@ -138,6 +138,7 @@ class ServedModel final : private ExecutionObserver {
   // The batch that was cut.
   void compute(Computer& computer, ModelMetrics::DeviceCounters& device);
   void on_pass(const PassTimings& pass, Duration split) override;
+  void on_scores(const Scores& scores, std::int64_t samples) override;
   void on_retry(std::size_t parts, const std::string& error) override;
   Refusal on_failure(const std::exception& failure) override;
   std::vector<Part> cut_again(PendingRequest& request) override;

@@ -1,7 +1,6 @@
 #include "security/security.h"
 
 #include <algorithm>
-#include <array>
 #include <ctime>
 #include <iomanip>
 #include <sstream>
@@ -13,17 +12,6 @@
 #include "security/secret_file.h"
 
 namespace tessera {
-namespace {
-
-// What asks whether the server lives and is ready, as supervisors do.
-bool is_probe(std::string_view path) {
-  constexpr std::array<std::string_view, 4> kProbes = {"/healthz", "/readyz", "/v2/health/live",
-                                                       "/v2/health/ready"};
-  return std::find(kProbes.begin(), kProbes.end(), path) != kProbes.end();
-}
-
-}  // namespace
-
 Security::Security(const ServerConfig& config, SecurityMetrics& metrics, const Clock& clock,
                    const Log& log)
     : log_(log), metrics_(metrics) {

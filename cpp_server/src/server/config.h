@@ -64,9 +64,10 @@ struct ServerConfig {
   std::vector<std::string> allow_ops;  // that a graph may call beside those of every package
   double load_timeout_s = kDefaultLoadTimeoutS;
   bool require_signature = false;
-  std::vector<std::string> public_keys;  // PEM files
-  std::string auth_token_file;           // empty: callers need no token
-  std::string tls_cert;                  // PEM files; empty: connections are not encrypted
+  std::vector<std::string> public_keys;    // PEM files
+  std::vector<std::string> allowed_hosts;  // by which browsers may ask (front/host_rule.h)
+  std::string auth_token_file;             // empty: callers need no token
+  std::string tls_cert;                    // PEM files; empty: connections are not encrypted
   std::string tls_key;
   std::string tls_client_ca;  // empty: clients need no certificate
   LogLevel log_level = LogLevel::kInfo;

@@ -23,7 +23,19 @@ std::vector<Flag> security_flags(ServerConfig& config) {
        "[NAME [CALLS_PER_S]]; read again when it changes and on SIGHUP, docs/security.md "
        "(default: none, whoever reaches a port may call)",
        [&](const std::string& value) { config.auth_token_file = value; }},
+      {"allowed-host", "NAME",
+       "a name by which browsers may ask the HTTP port for its pages, beside IP addresses and "
+       "localhost, such as ranker.example.com; *: any; may be given several times, "
+       "docs/security.md (default: none where --host is this machine alone, else any)",
+       [&](const std::string& value) { config.allowed_hosts.push_back(checked_host_name(value)); },
+       /*repeatable=*/true},
   };
+}
+
+HostRule host_rule(const ServerConfig& config) {
+  return HostRule({.listens_on = config.host,
+                   .allowed = config.allowed_hosts,
+                   .guarded = !config.tls_cert.empty() || !config.auth_token_file.empty()});
 }
 
 void check_security(const ServerConfig& config) {

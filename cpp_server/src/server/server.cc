@@ -18,6 +18,7 @@
 #include "package/table_memory.h"
 #include "server/load_options.h"
 #include "server/package_trial.h"
+#include "server/security_flags.h"
 #include "server/shared_memory_flags.h"
 #include "server/version.h"
 
@@ -144,6 +145,7 @@ void Server::open() {
                         return RestService::answers(path) ? most : kMaxBodyBytes;
                       },
                   .tls = security_.http_tls(),
+                  .hosts = host_rule(config_),
                   .refusal = [this](const HttpHead& head) { return security_.refusal(head); }},
       [this](const std::string& path) { return page(path); },
       [this](HttpRequest request, HttpDone done) {

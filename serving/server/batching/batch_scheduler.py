@@ -320,6 +320,8 @@ class BatchScheduler:
                 waited(queued)
             if part.index == 0 and not outcome.together and metrics.feature_counter is not None:
                 metrics.feature_counter.take(pending.request)
+            if not isinstance(result, ServeError):
+                metrics.scores.take(result)
             if pending.future.done():
                 continue
             if isinstance(result, ServeError):

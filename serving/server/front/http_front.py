@@ -27,6 +27,7 @@ import tessera
 from tessera.errors import UserError
 from tessera.report_page import page_style
 from tessera.serving.server.errors import ServeError
+from tessera.serving.server.front.host_rule import HostRule
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
 from tessera.serving.server.front.http_refusals import RefusedRequestError, refusal, refuse_strange
 from tessera.serving.server.front.last_hour import POINTS
@@ -66,6 +67,7 @@ class HttpFront:
         repository: answers ``POST /v2/repository/...``; None: these are not there.
         regions: answers the calls about shared memory; None: these are not there.
         security: who may ask.
+        hosts: by which names browsers may.
         max_connections: the most connections at a time.
         log: where trouble with connections goes.
     """
@@ -79,6 +81,7 @@ class HttpFront:
         calls: KserveCalls,
         infer: RestInfer,
         security: Security,
+        hosts: HostRule,
         max_connections: int,
         log: Any,
         repository: RepositoryMethods | None = None,
@@ -89,8 +92,14 @@ class HttpFront:
         self._repository = repository
         self._regions = regions
         self._rest = RestHandlers(
-            RestPages(calls, state, regions), infer, state, self._tell, origins
+            RestPages(calls, state, regions),
+            infer,
+            state,
+            self._tell,
+            origins=origins,
+            own_names=hosts.knows,
         )
+        self._hosts = hosts
         self._refresh = refresh
         self._security = security
         self._max_connections = max_connections
@@ -191,7 +200,9 @@ class HttpFront:
         assert self._connections is not None
         if request.method != "POST":
             self._connections.request_came(request.transport)
-        return refused_page(self._security.authorizer, request) or await handler(request)
+        refused = self._hosts.refused_page(request)
+        refused = refused or refused_page(self._security.authorizer, request)
+        return refused or await handler(request)
 
     def _tell(self, request: web.Request, at_work: bool) -> None:  # noqa: FBT001 - see RestHandlers
         assert self._connections is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiohttp import web
 
 from tessera.serving.server.errors import ServeError, http_status_of
@@ -22,17 +24,17 @@ def refusal(error: ServeError | RefusedRequestError) -> web.Response:
     return web.json_response({"error": error.message}, status=http_status_of(error))
 
 
-def refuse_strange(request: web.Request, *, own_page: bool = False) -> None:
+def refuse_strange(request: web.Request, own_names: Callable[[str], bool] | None = None) -> None:
     """Refuse a POST that no client of ours sends.
 
     Args:
         request: its head.
-        own_page: whether the server's own status page may send it.
+        own_names: whether a Host is a name of this server, where its own status page may send it; None: it may not.
 
     Raises:
         RefusedRequestError: with HTTP's status.
     """
-    if "Origin" in request.headers and not (own_page and _is_from_own_page(request)):
+    if "Origin" in request.headers and not (own_names and _is_from_own_page(request, own_names)):
         # A page in a browser must not change what is served by a form or a script.
         raise RefusedRequestError(
             403, "a request with an Origin comes from a web page, and is not heard"
@@ -41,23 +43,11 @@ def refuse_strange(request: web.Request, *, own_page: bool = False) -> None:
         raise RefusedRequestError(411, "send the body as a whole, with its Content-Length")
 
 
-def _is_from_own_page(request: web.Request) -> bool:
+def _is_from_own_page(request: web.Request, own_names: Callable[[str], bool]) -> bool:
     """Whether a page that this server has given sent the request: its Origin is where the request went to."""
     host = request.headers.get("Host", "")
     scheme, _, place = request.headers["Origin"].partition("://")
     if not host or place != host:
         return False
-    # A rebound name (see below) has no certificate.
-    return scheme == "https" or (scheme == "http" and _is_fixed(host))
-
-
-def _is_fixed(host: str) -> bool:
-    """Whether ``host`` is an IP address or localhost.
-
-    A name that whoever wrote a page owns may be made to name this server, so that its page would be taken for the
-    server's own (DNS rebinding).
-    """
-    if host.startswith("["):
-        return True
-    name = host.partition(":")[0]
-    return name == "localhost" or (name != "" and not name.strip("0123456789."))
+    # A name that whoever wrote a page has made to stand for this server has no certificate.
+    return scheme == "https" or (scheme == "http" and own_names(host))

@@ -30,6 +30,7 @@ class RestHandlers:
         state: ``ready`` or the word for why the server is not.
         tell: told that a request has come whole, and whether its answer is still to be made.
         origins: tells where calls for scores come from; None: nobody asks.
+        own_names: whether a Host is a name of this server.
     """
 
     def __init__(
@@ -38,8 +39,11 @@ class RestHandlers:
         infer: RestInfer,
         state: Callable[[], str],
         tell: Callable[[web.Request, bool], None],
+        *,
         origins: RestOrigins | None,
+        own_names: Callable[[str], bool],
     ) -> None:
+        self._own_names = own_names
         self._origins = origins
         self._pages = pages
         self._infer = infer
@@ -86,6 +90,7 @@ class RestHandlers:
             self._tell(request, False)
 
     def _head_of(self, request: web.Request) -> RestCall | None:
+        refuse_strange(request, self._own_names)
         call = _head_of(request, self._infer.max_body_bytes)
         if call is None or self._origins is None:
             return call
@@ -114,7 +119,6 @@ def _head_of(request: web.Request, max_body_bytes: int) -> RestCall | None:
         ServeError: a header or the path has a value that it cannot have.
         RefusedRequestError: it is refused with a status of HTTP's own.
     """
-    refuse_strange(request, own_page=True)
     if (request.content_length or 0) > max_body_bytes:
         raise RefusedRequestError(413, f"the body has more than {max_body_bytes} bytes, the limit")
     asked = read_model_path(request.rel_url.raw_path)

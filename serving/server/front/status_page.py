@@ -152,8 +152,8 @@ class StatusPage:
         found = []
         for model in self._models:
             model.look_at_features()
-            outside = dict(zip(model.features.outside, model.outside_values, strict=True))
-            missing = dict(zip(model.features.missing, model.missing_values, strict=True))
+            outside = dict(zip(model.names.outside, model.outside_values, strict=True))
+            missing = dict(zip(model.names.missing, model.missing_values, strict=True))
             found += [
                 FeatureStatus(
                     model=model.model,

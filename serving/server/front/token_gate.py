@@ -11,11 +11,11 @@ from aiohttp import web
 from grpc_health.v1 import health_pb2
 
 from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.front.host_rule import PROBES
 from tessera.serving.server.front.http_refusals import refusal
 from tessera.serving.server.security.authorizer import Authorizer
 
 _PROBES = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
-_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 _STATUS = {
     Code.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Code.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -62,7 +62,7 @@ def _refusing(code: Code, message: str) -> Any:
 
 def refused_page(authorizer: Authorizer | None, request: web.Request) -> web.Response | None:
     """What a request to the HTTP port is refused with, and its connection ends with; None: it may go on."""
-    if authorizer is None or request.rel_url.raw_path in _OPEN_PATHS:
+    if authorizer is None or request.rel_url.raw_path in PROBES:
         return None
     try:
         authorizer.admit(request.headers.get("Authorization"))

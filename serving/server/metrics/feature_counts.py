@@ -7,12 +7,12 @@ more than its numbers do.  Owned by the event loop's thread, as all counters.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.vocabulary import OutsideVocabulary, Vocabularies
+from tessera.serving.server.metrics.counted_names import CountedNames
 from tessera.serving.server.request.decoded_request import DecodedRequest, JaggedGroup
 
 _MOST_VALUES = 8_192
@@ -21,40 +21,12 @@ _MOST_VALUES = 8_192
 _BAGS_REMEMBERED = 64
 
 
-@dataclass(frozen=True)
-class CountedFeatures:
-    """Whose values are counted; the same for all processes of a server.
-
-    Attributes:
-        missing: features of which a value can be missing, in the schema's order.
-        outside: features of which is known what the training rows held: dense ones, then those
-            with a vocabulary.
-    """
-
-    missing: tuple[str, ...] = ()
-    outside: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, schema: InputSchema) -> CountedFeatures:
-        """Read them from a model's schema; none where it does not say what the training rows held."""
-        dense = schema.dense_features if schema.dense_ranges else ()
-        known = [feature.name for feature in schema.features if feature.vocabulary is not None]
-        return cls(missing=dense, outside=(*dense, *known))
-
-    def __len__(self) -> int:
-        """How many numbers are counted."""
-        return len(self.missing) + len(self.outside)
-
-
-NO_FEATURES = CountedFeatures()
-
-
 class FeatureCounter:
     """Counts the values of a model's requests.
 
     Attributes:
-        missing: ``[len(CountedFeatures.missing)]`` int64, of the requests that were looked at.
-        outside: ``[len(CountedFeatures.outside)]`` int64, likewise.
+        missing: ``[len(CountedNames.missing)]`` int64, of the requests that were looked at.
+        outside: ``[len(CountedNames.outside)]`` int64, likewise.
 
     Args:
         schema: the model's inputs.
@@ -62,7 +34,7 @@ class FeatureCounter:
     """
 
     def __init__(self, schema: InputSchema, vocabularies: Vocabularies | None) -> None:
-        counted = CountedFeatures.of(schema)
+        counted = CountedNames.of(schema)
         self._dense = len(counted.missing)
         self.missing = np.zeros(self._dense, np.int64)
         self.outside = np.zeros(len(counted.outside), np.int64)

@@ -87,9 +87,9 @@ class MetricsCollector(Collector):
         for model in self.models:
             labels = (model.model, model.version)
             model.look_at_features()
-            for name, count in zip(model.features.outside, model.outside_values, strict=True):
+            for name, count in zip(model.names.outside, model.outside_values, strict=True):
                 values.add_metric((*labels, name), count)
-            for name, count in zip(model.features.missing, model.missing_values, strict=True):
+            for name, count in zip(model.names.missing, model.missing_values, strict=True):
                 missing.add_metric((*labels, name), count)
             for cut, count in model.batches.items():
                 batches.add_metric((*labels, cut.value), count)
@@ -157,6 +157,24 @@ class MetricsCollector(Collector):
                 family.add_metric(labels, read(model).cumulative(), read(model).sum)
         yield stages
         yield from (family for family, _ in families)
+        yield from self._scores()
+
+    def _scores(self) -> Iterator[Metric]:
+        scores = _histogram(
+            "tessera_score", "Scores that passes have computed, by output", "output"
+        )
+        not_finite = _counter(
+            "tessera_score_not_finite",
+            "Scores that are NaN or infinite and therefore not in tessera_score, by output",
+            "output",
+        )
+        for model in self.models:
+            model.scores.count()
+            for name, histogram in model.scores.histograms.items():
+                labels = (model.model, model.version, name)
+                scores.add_metric(labels, histogram.cumulative(), histogram.sum)
+                not_finite.add_metric(labels, model.scores.not_finite[name])
+        yield from (scores, not_finite)
 
     def _gauges(self) -> Iterator[Metric]:
         requests = _gauge("tessera_queue_requests", "Requests that wait")

@@ -9,12 +9,10 @@ from typing import Any
 
 from tessera.serving.server.batching.policy import CutReason
 from tessera.serving.server.errors import REQUEST_CODES, Code, RejectReason
-from tessera.serving.server.metrics.feature_counts import (
-    NO_FEATURES,
-    CountedFeatures,
-    FeatureCounter,
-)
+from tessera.serving.server.metrics.counted_names import NO_NAMES, CountedNames
+from tessera.serving.server.metrics.feature_counts import FeatureCounter
 from tessera.serving.server.metrics.histogram import Histogram
+from tessera.serving.server.metrics.score_counts import ScoreCounts
 from tessera.serving.server.request.decoded_request import PassTimings
 
 # fmt: off
@@ -55,11 +53,12 @@ class ModelMetrics:
     Args:
         model: the name that requests use.
         version: the version that is loaded.
-        features: those whose values are counted.
+        names: the features and outputs whose values are counted.
 
     Attributes:
-        missing_values: by feature, in the order of ``features.missing``.
-        outside_values: by feature, in the order of ``features.outside``.
+        missing_values: by feature, in the order of ``names.missing``.
+        outside_values: by feature, in the order of ``names.outside``.
+        scores: how its scores are spread, by output.
         feature_counter: counts them where requests are answered; None elsewhere.
         answered_seconds: of the calls that got scores, what ``duration`` counts of all.
         answered_samples: samples of those calls.
@@ -67,10 +66,10 @@ class ModelMetrics:
         last_answer_ms: when the last of them ended, milliseconds since 1970.
     """
 
-    def __init__(self, model: str, version: str, features: CountedFeatures = NO_FEATURES) -> None:
+    def __init__(self, model: str, version: str, names: CountedNames = NO_NAMES) -> None:
         self.model = model
         self.version = version
-        self.features = features
+        self.names = names
         self.feature_counter: FeatureCounter | None = None
         self.reset()
         self.info: ModelInfo | None = None
@@ -109,8 +108,9 @@ class ModelMetrics:
         self.batch_ids = Histogram(ID_BUCKETS)
         self.ids = 0
         self.out_of_range_ids = 0
-        self.missing_values = [0] * len(self.features.missing)
-        self.outside_values = [0] * len(self.features.outside)
+        self.missing_values = [0] * len(self.names.missing)
+        self.outside_values = [0] * len(self.names.outside)
+        self.scores = ScoreCounts(self.names.outputs)
 
     def look_at_features(self) -> None:
         """Count the values of the requests that wait for it."""
@@ -129,6 +129,7 @@ class ModelMetrics:
         self.look_at_features()
         return {
             "features": [self.missing_values, self.outside_values],
+            "scores": self.scores.counted(),
             "tables": [list(table.values()) for table in self._tables()],
             "histograms": [[*histogram.counts, histogram.sum] for histogram in self._histograms()],
             "numbers": [getattr(self, name) for name in _NUMBERS],
@@ -152,6 +153,7 @@ class ModelMetrics:
             (self.missing_values, self.outside_values), counted["features"], strict=True
         ):
             own[:] = [past + new for past, new in zip(own, counts, strict=True)]
+        self.scores.add(counted["scores"])
         self.last_answer_ms = max(self.last_answer_ms, counted["last_answer_ms"])
 
     def _tables(self) -> tuple[dict[Any, int], ...]:

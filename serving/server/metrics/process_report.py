@@ -18,7 +18,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tessera.serving.server.metrics.feature_counts import CountedFeatures
+from tessera.serving.server.metrics.counted_names import CountedNames
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
 from tessera.serving.server.metrics.security_metrics import SecurityMetrics, add_counts
@@ -31,9 +31,9 @@ _COUNT_BYTES = 22  # of a number of 64 bits in a list
 _SHARED_MEMORY = "tables"
 
 
-def report_capacity(models: Sequence[CountedFeatures]) -> int:
-    """Bytes that the report of a process may take whose models' features are these."""
-    counted = sum(map(len, models))
+def report_capacity(models: Sequence[CountedNames]) -> int:
+    """Bytes that the report of a process may take whose models' features and outputs are these."""
+    counted = sum(model.numbers() for model in models)
     most = _EMPTY_REPORT_BYTES + (len(models) + 1) * _MODEL_REPORT_BYTES
     return most + counted * _COUNT_BYTES
 

@@ -21,7 +21,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from tessera.serving.repository.plan import VersionState
-from tessera.serving.server.metrics.feature_counts import CountedFeatures
+from tessera.serving.server.metrics.counted_names import CountedNames
 from tessera.serving.server.metrics.metrics_page import MetricsCollector
 from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
 from tessera.serving.server.metrics.process_report import ProcessTotals
@@ -45,6 +45,7 @@ _LABELS = {
     "version": "the model's version; of `tessera_build_info` the server's",
     "shadow_version": "the version of the shadow, beside the one that answered",
     "feature": "the feature's name",
+    "output": "the output's name, as the package's schema has it",
     "device": "`cpu`, or `cuda:0`, `cuda:1`, ...",
     "kind": "`tables` (stored rows), `buffers` (batches and scores) or, of GPUs, `reserved` (all that torch's allocator holds)",
     "sha256": "of the package's file; empty until it is known",
@@ -56,7 +57,7 @@ _LABELS = {
 _SECTIONS = (
     ("Calls", r"tessera_(requests|rejected|request_duration|stage_duration)_"),
     ("Queue and batches", r"tessera_(queue|batch|inflight)"),
-    ("Ids and values", r"tessera_(ids|out_of_range|feature)_"),
+    ("Ids, values and scores", r"tessera_(ids_|out_of_range_|feature_|score)"),
     ("Tokens and certificates", r"tessera_(calls_refused|secret|certificate)_"),
     ("Commits", r"tessera_(model_commit$|freshness|commit)"),
     ("Models", r"tessera_(model|shadow|device_memory)_"),
@@ -141,7 +142,7 @@ def cpp_families() -> list[Family]:
 def _everything_counted() -> MetricsCollector:
     """The Python server's metrics with a model of which each family has a sample."""
     collector = MetricsCollector("0", lambda: 0)
-    model = ModelMetrics("m", "1", CountedFeatures(missing=("f",), outside=("f",)))
+    model = ModelMetrics("m", "1", CountedNames(missing=("f",), outside=("f",), outputs=("o",)))
     model.info = ModelInfo(sha256=lambda: "", torch="", dtype="")
     model.inflight_by_device = {"cpu": lambda: 0}
     model.memory_bytes = {("cpu", "tables"): lambda: 0}

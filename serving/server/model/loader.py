@@ -20,7 +20,7 @@ from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S, TimeLimit
 from tessera.serving.package.vocabulary import Vocabularies
 from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.follow.followed_model import FollowedModel
-from tessera.serving.server.metrics.feature_counts import NO_FEATURES, CountedFeatures
+from tessera.serving.server.metrics.counted_names import NO_NAMES, CountedNames
 from tessera.serving.server.model.replicas import Replicas, devices_of_replicas
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ModelIdentity:
 
     name: str
     version: str
-    counted: CountedFeatures = NO_FEATURES
+    counted: CountedNames = NO_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class PackageLoader:
         return ModelIdentity(
             name=source.name or manifest.name,
             version=manifest.version,
-            counted=CountedFeatures.of(manifest.schema),
+            counted=CountedNames.of(manifest.schema),
         )
 
     def load(self, source: ModelSource) -> LoadedModel:

@@ -24,7 +24,7 @@ from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.follow.version_log import Step, VersionLog
 from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.front.recent_requests import RecentRequests, warm_up_with
-from tessera.serving.server.metrics.feature_counts import CountedFeatures
+from tessera.serving.server.metrics.counted_names import CountedNames
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.loader import LoadedModel
@@ -279,9 +279,9 @@ class RepositoryManager:
     def _prepare(
         self, model: ModelVersions, version: int, loaded: LoadedModel, path: Path
     ) -> ServedModel:
-        counted = CountedFeatures.of(loaded.schema)
+        counted = CountedNames.of(loaded.schema)
         counters = self._counters.get((model.name, version))
-        if counters is None or counters.features != counted:
+        if counters is None or counters.names != counted:
             if counters is not None:
                 self._metrics.remove(counters)
             counters = ModelMetrics(model.name, str(version), counted)
