@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,9 +37,29 @@ from tessera.training.bench.unit_test_names import tests_of_private_names
 
 COPIES = "library_checks"  # the package of the copied files: neither library's
 _OF_TESTS = re.compile(rf"\b{LIBRARY}((?:\.\w+)*?\.(?:tests|test_utils))\b")
-_REPORTER = '''"""Appends the result of each test to the file that RESULTS names."""
+_REPORTER = '''"""Appends the result of each test to the file that RESULTS names; a test that takes too long fails."""
 import json
+import multiprocessing
 import os
+import signal
+
+import pytest
+
+
+def too_long(*_):
+    """Ends the processes that a test started, and the test."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    pytest.fail("the test did not end in time", pytrace=False)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    """Lets a test run for LIMIT_S seconds at most."""
+    signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, float(os.environ["LIMIT_S"]))
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def pytest_runtest_logreport(report):
@@ -59,6 +80,16 @@ def pytest_collectreport(report):
             said = (errors or ["could not be imported"])[-1].strip()
             file.write(json.dumps(["", "failed", said]) + "\\n")
 '''
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long tests may run, in seconds."""
+
+    file_s: float
+    test_s: float
+
+
 Results = dict[str, tuple[str, str]]  # test -> what became of it, and the first line of its error
 
 
@@ -93,8 +124,8 @@ def copy_tests(checkout: Path, scratch: Path, library: str) -> None:
     (scratch / "conftest.py").write_text(_REPORTER, encoding="utf-8")
 
 
-def run(file: Path, scratch: Path, limit_s: float) -> Results:
-    """Runs one file of tests for `limit_s` seconds at most and returns the results that there are."""
+def run(file: Path, scratch: Path, limits: Limits) -> Results:
+    """Runs one file of tests and returns the results that there are when its time is over."""
     output = scratch / "results.jsonl"
     output.unlink(missing_ok=True)
     paths = [str(scratch), str(Path(tessera.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -107,6 +138,7 @@ def run(file: Path, scratch: Path, limit_s: float) -> Results:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYTHONWARNINGS": "ignore",
             "RESULTS": str(output),
+            "LIMIT_S": str(limits.test_s),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
         },
@@ -115,7 +147,7 @@ def run(file: Path, scratch: Path, limit_s: float) -> Results:
         start_new_session=True,
     )  # fmt: skip
     try:
-        process.wait(limit_s)
+        process.wait(limits.file_s)
     except subprocess.TimeoutExpired:
         pass
     finally:
@@ -141,7 +173,7 @@ def of_private_names(tests: Iterable[str], private: set[str]) -> set[str]:
 
 
 def rows(
-    files: Iterable[Path], checkout: Path, limit_s: float, kept: dict[str, list[str]]
+    files: Iterable[Path], checkout: Path, limits: Limits, kept: dict[str, list[str]]
 ) -> Iterator[tuple[str, int, int, int, int, Counter[str]]]:
     """Runs the files and yields for each: its name, tests, those that pass here, the same for private names.
 
@@ -156,13 +188,13 @@ def rows(
         for file in files:
             name = file.as_posix()
             if name not in kept:
-                kept[name] = sorted(passed(run(file, folders[LIBRARY], limit_s)))
+                kept[name] = sorted(passed(run(file, folders[LIBRARY], limits)))
             if not kept[name]:
                 continue
             theirs = set(kept[name])
             source = (checkout / LIBRARY / file).read_text(encoding="utf-8")
             private = of_private_names(theirs, tests_of_private_names(source))
-            results = run(file, folders[HOME], limit_s)
+            results = run(file, folders[HOME], limits)
             ours = passed(results) & theirs
             whole = results.get("", ("", "did not end in time"))[1]
             why = Counter(results.get(test, ("", whole))[1] for test in theirs - ours - private)
@@ -184,6 +216,7 @@ def main() -> int:
         "--only", default="", help="run files in whose paths this regular expression is found"
     )
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for one file (300)")
+    parser.add_argument("--test-limit-s", type=float, default=60, help="seconds for one test (60)")
     parser.add_argument("--record", type=Path, help="a JSON file that keeps TorchRec's results")
     parser.add_argument("--why", action="store_true", help="say why tests fail here, below a row")
     arguments = parser.parse_args()
@@ -194,10 +227,11 @@ def main() -> int:
     kept = json.loads(record.read_text()) if record is not None and record.exists() else {}
     if find_spec(LIBRARY) is None and not kept:
         parser.error("TorchRec is not installed here, and --record has no results of it")
+    limits = Limits(arguments.limit_s, arguments.test_limit_s)
     begun, sums, causes = time.monotonic(), [0, 0, 0, 0], Counter[str]()
     print("| tests | public | pass here | private names | pass here |")
     print("| --- | --- | --- | --- | --- |", flush=True)
-    for name, *counts, why in rows(files, arguments.checkout, arguments.limit_s, kept):
+    for name, *counts, why in rows(files, arguments.checkout, limits, kept):
         sums = [total + count for total, count in zip(sums, counts, strict=True)]
         causes += why
         print(f"| {name} | {' | '.join(map(str, counts))} |", flush=True)

@@ -10,6 +10,7 @@ from tessera.training.sparse import checks, layout
 from tessera.training.sparse.bags import Bags
 from tessera.training.sparse.jagged import JaggedTensor
 from tessera.training.sparse.script_types import is_scripting
+from tessera.training.sparse.strictness import is_strict
 
 
 class KeyedBags(Bags, shared=True):
@@ -47,7 +48,7 @@ class KeyedBags(Bags, shared=True):
     ) -> None:
         if is_scripting():
             pass
-        elif validate:
+        elif validate and is_strict():
             keys, stride_per_key_per_rank = list(keys), checks.as_lists(stride_per_key_per_rank)
             strides = stride_per_key_per_rank, stride_per_key
             checks.check_keyed_jagged(keys, values, lengths, offsets, stride, strides)
