@@ -53,6 +53,15 @@ def too_long(*_):
     pytest.fail("the test did not end in time", pytrace=False)
 
 
+def no_processes(*_):
+    """Fails a test that starts a process."""
+    pytest.fail("the test starts processes", pytrace=False)
+
+
+if os.environ["ONE_PROCESS"] == "1":
+    multiprocessing.process.BaseProcess.start = no_processes
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
     """Lets a test run for LIMIT_S seconds at most."""
@@ -84,10 +93,11 @@ def pytest_collectreport(report):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long tests may run, in seconds."""
+    """How long tests may run, in seconds, and whether those that start processes are left out."""
 
     file_s: float
     test_s: float
+    one_process: bool = False
 
 
 Results = dict[str, tuple[str, str]]  # test -> what became of it, and the first line of its error
@@ -139,6 +149,7 @@ def run(file: Path, scratch: Path, limits: Limits) -> Results:
             "PYTHONWARNINGS": "ignore",
             "RESULTS": str(output),
             "LIMIT_S": str(limits.test_s),
+            "ONE_PROCESS": str(int(limits.one_process)),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
         },
@@ -217,6 +228,9 @@ def main() -> int:
     )
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for one file (300)")
     parser.add_argument("--test-limit-s", type=float, default=60, help="seconds for one test (60)")
+    parser.add_argument(
+        "--one-process", action="store_true", help="leave out tests that start processes"
+    )
     parser.add_argument("--record", type=Path, help="a JSON file that keeps TorchRec's results")
     parser.add_argument("--why", action="store_true", help="say why tests fail here, below a row")
     arguments = parser.parse_args()
@@ -227,7 +241,7 @@ def main() -> int:
     kept = json.loads(record.read_text()) if record is not None and record.exists() else {}
     if find_spec(LIBRARY) is None and not kept:
         parser.error("TorchRec is not installed here, and --record has no results of it")
-    limits = Limits(arguments.limit_s, arguments.test_limit_s)
+    limits = Limits(arguments.limit_s, arguments.test_limit_s, arguments.one_process)
     begun, sums, causes = time.monotonic(), [0, 0, 0, 0], Counter[str]()
     print("| tests | public | pass here | private names | pass here |")
     print("| --- | --- | --- | --- | --- |", flush=True)

@@ -42,6 +42,19 @@ class DataType(Enum):
     INT2 = "INT2"
 
 
+DATA_TYPE_NUM_BITS = {
+    DataType.FP32: 32,
+    DataType.FP16: 16,
+    DataType.BF16: 16,
+    DataType.INT64: 64,
+    DataType.INT32: 32,
+    DataType.INT8: 8,
+    DataType.UINT8: 8,
+    DataType.INT4: 4,
+    DataType.INT2: 2,
+}
+"""Bits of one number; stored rows of INT8 and fewer have a scale and a bias beside them."""
+
 TRAINED_TYPES = {
     DataType.FP32: torch.float32,
     DataType.FP16: torch.float16,
