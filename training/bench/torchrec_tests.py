@@ -37,6 +37,7 @@ from tessera.training.bench.unit_test_names import tests_of_private_names
 
 COPIES = "library_checks"  # the package of the copied files: neither library's
 _OF_TESTS = re.compile(rf"\b{LIBRARY}((?:\.\w+)*?\.(?:tests|test_utils))\b")
+_PARAMETER = re.compile(r"\[.*|_\d+(_.*)?$")
 _REPORTER = '''"""Appends the result of each test to the file that RESULTS names; a test that takes too long fails."""
 import json
 import multiprocessing
@@ -53,13 +54,15 @@ def too_long(*_):
     pytest.fail("the test did not end in time", pytrace=False)
 
 
-def no_processes(*_):
+def no_processes(*_, **__):
     """Fails a test that starts a process."""
     pytest.fail("the test starts processes", pytrace=False)
 
 
 if os.environ["ONE_PROCESS"] == "1":
-    multiprocessing.process.BaseProcess.start = no_processes
+    from torch.distributed.launcher import api
+
+    multiprocessing.process.BaseProcess.start = api.launch_agent = no_processes
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -179,8 +182,11 @@ def passed(results: Results) -> set[str]:
 
 
 def of_private_names(tests: Iterable[str], private: set[str]) -> set[str]:
-    """Returns the tests that use private names; a parameter in brackets is part of no name."""
-    return {test for test in tests if test.partition("[")[0] in private}
+    """Returns the tests that use private names.
+
+    A parameter is part of no name, be it in brackets or, as `parameterized` has it, a number at the end.
+    """
+    return {test for test in tests if _PARAMETER.sub("", test) in private or test in private}
 
 
 def rows(

@@ -47,8 +47,15 @@ __all__ = [
     "sharder_name",
 ]
 
-GUARDED_COMPUTE_KERNELS: frozenset[EmbeddingComputeKernel] = frozenset()
-"""Kernels that are listed only for tables whose constraints name them: there is none."""
+GUARDED_COMPUTE_KERNELS: frozenset[EmbeddingComputeKernel] = frozenset(
+    {
+        EmbeddingComputeKernel.KEY_VALUE,
+        EmbeddingComputeKernel.SSD_VIRTUAL_TABLE,
+        EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE,
+        EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
+    }
+)
+"""TorchRec's kernels that it lists only for tables whose constraints name them.  None of them is here."""
 
 GUARDED_SHARDING_TYPES_FOR_FP_MODULES: frozenset[str] = frozenset()
 """Strategies that are listed for feature-processed collections only where constraints name them: there is none."""

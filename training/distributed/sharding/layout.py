@@ -25,9 +25,9 @@ from tessera.training.distributed.sharding.interfaces import (
     Part,
 )
 from tessera.training.distributed.tables.table_shards import (
-    EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
+    kernel_named,
 )
 from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
 
@@ -64,7 +64,7 @@ def _shard(
     }
     return ShardedEmbeddingTable(
         **own,
-        compute_kernel=EmbeddingComputeKernel(info.param_sharding.compute_kernel),
+        compute_kernel=kernel_named(config.name, info.param_sharding.compute_kernel),
         local_rows=rows,
         local_cols=columns,
         local_metadata=local,
