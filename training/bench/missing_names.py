@@ -26,8 +26,12 @@ class Missing:
     def _raise(self, *_: Any, **__: Any) -> NoReturn:
         raise MissingName(f"{self._path} is not here")
 
-    __call__ = __iter__ = __len__ = __bool__ = __eq__ = __contains__ = __getitem__ = _raise
+    __call__ = __iter__ = __len__ = __bool__ = __contains__ = __getitem__ = _raise
     __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        # `Optional[...]` of it compares it with other types.
+        return self is other or (not isinstance(other, type) and self._raise())
 
     def __getattr__(self, name: str) -> "Missing":
         if name.startswith("__"):

@@ -54,6 +54,11 @@ def _shard(
     rows, columns = (
         (config.num_embeddings, config.embedding_dim) if local is None else local.shard_sizes
     )
+    if info.param_sharding.key_value_params is not None:
+        raise ValueError(
+            f"table {config.name!r}: the plan has key_value_params, and tables on disks or in stores are "
+            "not here; leave them out"
+        )
     own = {
         **{own.name: getattr(config, own.name) for own in fields(EmbeddingTableConfig)},
         "feature_names": list(config.feature_names),
