@@ -144,10 +144,6 @@ REASONS: list[tuple[str, str]] = [
         "`models.dlrm` and `models.architectures` have their own parts",
     ),
     (r"modules\.(regroup|sorted_index_select)\..*", _INSIDE),
-    (
-        r"optim\.semi_sync\..*",
-        "optimizers of local and global steps are not here; `TrainPipelineSemiSync` is another thing",
-    ),
     (r"quant\..*", "a quantized collection has one form of state and of alignment"),
     (r"sparse\..*", _INSIDE),
 ]
