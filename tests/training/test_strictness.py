@@ -109,3 +109,15 @@ def test_the_environment_sets_it_and_a_wrong_word_is_refused() -> None:
 
     assert run("0").stdout.strip() == "False"
     assert "TESSERA_STRICT is 'maybe'; give one of 1, true, 0, false" in run("maybe").stderr
+
+
+def test_tensors_without_memory_have_ids_spread_over_the_keys() -> None:
+    ids = torch.arange(11, device="meta")
+    offsets = torch.tensor([0, 2, 2, 3, 4, 8, 11], device="meta")
+    kjt = Kjt.from_offsets_sync(["a", "b", "c"], ids, offsets)
+    assert kjt.length_per_key() == [5, 3, 3]
+    assert kjt.offset_per_key() == [0, 5, 8, 11]
+    parts = kjt.to_dict()
+    assert [part.values().shape[0] for part in parts.values()] == [5, 3, 3]
+    assert Kjt.from_jt_dict(parts).keys() == ["a", "b", "c"]
+    assert Kjt.from_lengths_sync([], ids[:0], ids[:0]).length_per_key() == []

@@ -136,6 +136,11 @@ class KeyedBags(Bags, shared=True):
                 traced = False
                 if not is_scripting():
                     traced = checks.is_traced(self._lengths)
+                    if not traced and self._values.is_meta:
+                        # There are no numbers to add up: as many ids of each key as there can be.
+                        bounds = layout.spread(self._values.size(0), len(self._keys))
+                        self._offset_per_key = bounds
+                        return bounds
                 if traced:
                     self.offsets()  # so that the graph has one running sum, not one per use
                 bags, varies = self.lengths_offset_per_key(), self.variable_stride_per_key()

@@ -57,12 +57,14 @@ class CacheParams:
         load_factor: cached share of the rows, 0 to 1.
         reserved_memory: bytes of HBM that the cache must leave free.
         precision: of the cached rows.
+        prefetch_pipeline: whether a pipeline fills the cache ahead.
     """
 
     algorithm: CacheAlgorithm | None = None
     load_factor: float | None = None
     reserved_memory: float | None = None
     precision: DataType | None = None
+    prefetch_pipeline: bool | None = None
 
 
 @dataclass(unsafe_hash=True)

@@ -67,11 +67,9 @@ def _fused_params_of(
 
 def placement_params(placement: ParameterSharding) -> dict[str, Any]:
     """The settings of a table's kernel that its placement gives, as ``fused_params`` have them."""
-    settings = (
-        {f"cache_{name}": value for name, value in vars(placement.cache_params).items()}
-        if placement.cache_params
-        else {}
-    )
+    settings: dict[str, Any] = {}
+    for name, value in vars(placement.cache_params).items() if placement.cache_params else ():
+        settings[name if name == "prefetch_pipeline" else f"cache_{name}"] = value
     for name in ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype"):
         settings[name] = getattr(placement, name)
     return {name: value for name, value in settings.items() if value is not None}
