@@ -32,7 +32,7 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a device on which values are copied, so that copies do not wait for later kernels."""
     if device not in _streams:
-        _streams.setdefault(device, torch.cuda.Stream(device=device))
+        _streams.setdefault(device, torch.cuda.Stream(device=device))  # type: ignore[no-untyped-call]
     return _streams[device]
 
 
@@ -62,7 +62,7 @@ def transfer_tensors_to_cpu(tensors: Values) -> tuple[Values, torch.cuda.Event |
             copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
             copies[name] = copy.copy_(value.detach(), non_blocking=True)
             value.record_stream(stream)  # its memory is not given to others before the copy
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
     return tensors | copies, event
 

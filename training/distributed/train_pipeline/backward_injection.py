@@ -113,9 +113,10 @@ def register_backward_hook(
         raise ValueError(f"the model has no module {site.fqn!r}") from error
     if site.target_type is InjectionTargetType.PARAM_GRAD:
         parameter = _nearest_with_gradient(site, list(target.parameters()))
-        return parameter.register_post_accumulate_grad_hook(
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda own: _ignored(hook_fn(_grad_of(own)))
         )
+        return handle
 
     def after_forward(
         _: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any
@@ -125,7 +126,9 @@ def register_backward_hook(
             raise RuntimeError(
                 f"the tensor_finder of {site.fqn!r} found no tensor that needs a gradient in this pass"
             )
-        found.register_hook(lambda gradient: _ignored(hook_fn(gradient)))
+        found.register_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: _ignored(hook_fn(gradient))
+        )
 
     return target.register_forward_hook(after_forward, with_kwargs=True)
 
