@@ -190,6 +190,7 @@ TRAINING_ORDER = (
     "config_source",
     "typed_config",
     "streamable",
+    "pt2",
     "fbgemm",
     "fbgemm_operators",
     "sparse",

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         JaggedTensor as JaggedTensor, KeyedJaggedTensor as KeyedJaggedTensor,
         KeyedTensor as KeyedTensor,
     )
+    from tessera.training.sparse.strictness import strict as strict
     from tessera.training.streamable import (
         Multistreamable as Multistreamable, Pipelineable as Pipelineable,
     )

@@ -167,10 +167,10 @@ def test_a_table_has_torchrecs_fields_of_tables_that_are_not_whole(kind):
     table = kind(10, 4, name="t", use_virtual_table=False, num_embeddings_post_pruning=10)
     assert table.num_embeddings_post_pruning is None
     assert (table.input_dim, table.total_num_buckets, table.stash_weights) == (None, None, False)
+    assert kind(10, 4, name="t", total_num_buckets=2).total_num_buckets == 2  # rows are cut evenly
     for field, value in (
         ("num_embeddings_post_pruning", 5),
         ("use_virtual_table", True),
-        ("total_num_buckets", 2),
         ("virtual_table_eviction_policy", object()),
     ):
         with pytest.raises(ValueError, match=f"table 't': {field} is .* leave it out"):

@@ -24,6 +24,9 @@ from tessera.training.distributed.planner.estimator import (
     EmbeddingPerfEstimatorFactory,
     HardwarePerfConfig,
 )
+from tessera.training.distributed.planner.plan_checks import (
+    validate_modules_inclusion_in_sharding_plan,
+)
 from tessera.training.distributed.planner.plan_loaders import PlanFile, extract_plan
 from tessera.training.distributed.planner.proposers import (
     DynamicProgrammingProposer,
@@ -51,6 +54,7 @@ from tessera.training.distributed.planner.types import (
     CollectiveType,
     CustomTopologyData,
     GeneralizedCommsBandwidth,
+    PlannerErrorType,
     Storage,
 )
 from tests.training.test_planner import PlannedTables, tables
@@ -215,6 +219,33 @@ def test_callbacks_change_what_was_chosen():
     assert seen == [["t0", "t1"]]
     assert [where.ranks for where in plan.plan[""].values()] == [[1], [1]]
     assert [o.shards[0].rank for o in planner.report.best] == [1, 1]
+
+
+def test_a_module_that_a_callback_drops_is_named():
+    planner = planner_of(callbacks=[lambda options: options[:1]])
+    model = torch.nn.ModuleDict({"a": tables((100, 64)), "b": tables((200, 64))})
+    with pytest.raises(PlannerError, match=r"^b: not present in the sharding plan") as error:
+        planner.plan(model, [PlannedTables()])
+    assert error.value.error_type is PlannerErrorType.MISSING_MODULE_IN_PLAN
+    whole = planner_of().plan(model, [PlannedTables()])
+    validate = validate_modules_inclusion_in_sharding_plan
+    validate(whole, model, [PlannedTables()])
+    del whole.plan["a"]
+    on_cpus = {"t0": ParameterConstraints(device_group="cpu")}
+    validate(whole, model, [PlannedTables()], on_cpus, "cuda")
+    with pytest.raises(PlannerError, match=r"^a: not present"):
+        validate(whole, model, [PlannedTables()], on_cpus, "cpu")
+    with pytest.raises(PlannerError, match="device_group is given without constraints"):
+        validate(whole, model, [PlannedTables()], device_group="cpu")
+
+
+def test_the_ranks_of_options_can_be_forgotten():
+    planner = planner_of()
+    planner.plan(tables((100, 64)), [PlannedTables()])
+    best = planner.report.best
+    assert all(shard.rank is not None for option in best for shard in option.shards)
+    utils.reset_shard_rank(best)
+    assert all(shard.rank is None for option in best for shard in option.shards)
 
 
 class Clock:

@@ -222,7 +222,7 @@ def test_what_has_no_fused_form_is_refused(optimizer, arguments, message):
         ({"weight_decay": 0.1, "weight_decay_mode": "cowclip"}, "is 'cowclip'; give one of"),
         ({"weight_decay": 0.1, "weight_decay_mode": 4}, "weight_decay_mode is 4"),
         ({"gradient_clipping": False, "max_gradient": 1.0}, "leave one out"),
-        ({"max_gradient": 0.0}, "max_gradient is 0.0; give above 0"),
+        ({"max_gradient": -1.0}, "max_gradient is -1.0; give 0 or more"),
         ({"cache_load_factor": 1.5}, "cache_load_factor is 1.5"),
         ({"output_dtype": "int8"}, "output_dtype is 'int8'; give one of fp32"),
         ({"bounds_check_mode": "perhaps"}, "bounds_check_mode is 'perhaps'"),

@@ -9,7 +9,7 @@ import pytest
 from tessera.training.bench import torchrec_tests
 from tessera.training.bench.missing_names import Missing, MissingName, guarded, taken
 from tessera.training.bench.program_rewrite import HOME
-from tessera.training.bench.torchrec_tests import copy_tests, passed, run, test_files
+from tessera.training.bench.torchrec_tests import Limits, copy_tests, passed, run, test_files
 from tessera.training.bench.unit_test_names import tests_of_private_names
 
 test_files.__test__ = False
@@ -74,7 +74,7 @@ def test_a_file_runs_and_a_missing_name_fails_its_test_alone(checkout, tmp_path)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     copy_tests(checkout, scratch, HOME)
-    results = run(file, scratch, limit_s=300)
+    results = run(file, scratch, Limits(300, 60))
     assert "Tests.test_here" in passed(results), results
     outcome, said = results["Tests.test_uses_what_is_not_here"]
     assert outcome == "failed"

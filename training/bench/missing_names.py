@@ -31,9 +31,9 @@ class Missing:
 
     def __eq__(self, other: object) -> bool:
         """Raises, but for what `typing` compares an annotation with."""
-        if not isinstance(other, type) and type(other).__module__ != "typing":
+        if self is not other and not isinstance(other, type) and type(other).__module__ != "typing":
             self._raise()
-        return False
+        return self is other
 
     def __getattr__(self, name: str) -> "Missing":
         if name.startswith("__"):

@@ -50,9 +50,13 @@ def _new_text(node: ast.AST, source: str) -> Iterator[str]:
         segment = ast.get_source_segment(source, node)
         assert segment is not None
         yield re.sub(rf"^from(\s+){LIBRARY}\b", rf"from\1{HOME}", segment)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+    elif (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and _PATH.fullmatch(node.value)  # before its text is looked for, which takes long
+    ):
         segment = ast.get_source_segment(source, node) or ""
-        if _PATH.fullmatch(node.value) and segment[1:-1] == node.value:
+        if segment[1:-1] == node.value:
             yield segment[0] + HOME + node.value.removeprefix(LIBRARY) + segment[-1]
 
 

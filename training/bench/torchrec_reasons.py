@@ -78,8 +78,8 @@ REASONS: list[tuple[str, str]] = [
         "`distributed.train_pipeline.ArgInfo` has other fields: `take` follows names and keys into a batch",
     ),
     (
-        r"distributed\.train_pipeline\.backward_injection\..*",
-        "work within a backward pass is a hook of torch's own, `Tensor.register_hook`",
+        r"distributed\.train_pipeline\.backward_injection\.(OutputDistTensorFinder|will_hook_fire)",
+        "a finder of one's own picks the tensor; a pipeline's exchange of vectors has none of its own",
     ),
     (
         r"distributed\.train_pipeline\.(experimental_pipelines\..*|\w+\.CPUEmbedding\w+)",
@@ -144,10 +144,6 @@ REASONS: list[tuple[str, str]] = [
         "`models.dlrm` and `models.architectures` have their own parts",
     ),
     (r"modules\.(regroup|sorted_index_select)\..*", _INSIDE),
-    (
-        r"optim\.semi_sync\..*",
-        "optimizers of local and global steps are not here; `TrainPipelineSemiSync` is another thing",
-    ),
     (r"quant\..*", "a quantized collection has one form of state and of alignment"),
     (r"sparse\..*", _INSIDE),
 ]

@@ -8,7 +8,9 @@ else of TorchRec. In the copies for Tessera `torchrec` is replaced by `tessera.t
 imports, as in `torchrec_programs.py`; a name that is not here fails the tests that use it, and not
 the whole file (`missing_names.py`). Each file is run by pytest in a process with a time limit,
 without a GPU, first with TorchRec. What counts are the tests that pass with TorchRec; a test that
-uses private names (`unit_test_names.py`) is counted apart. `--record` keeps TorchRec's results,
+uses private names (`unit_test_names.py`) is counted apart. `--one-process` leaves out tests that
+start processes, `--together` saves time, `--lenient` is what a program may say that builds tensors
+whose parts do not fit (`tessera.training.strict`). `--record` keeps TorchRec's results,
 so that a later run with the same file runs Tessera's side alone.
 
 The last line says how many of the tests that pass with TorchRec pass here.
@@ -25,7 +27,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,9 +39,41 @@ from tessera.training.bench.unit_test_names import tests_of_private_names
 
 COPIES = "library_checks"  # the package of the copied files: neither library's
 _OF_TESTS = re.compile(rf"\b{LIBRARY}((?:\.\w+)*?\.(?:tests|test_utils))\b")
-_REPORTER = '''"""Appends the result of each test to the file that RESULTS names."""
+_PARAMETER = re.compile(r"\[.*|_\d+(_.*)?$")
+_REPORTER = '''"""Appends the result of each test to the file that RESULTS names; a test that takes too long fails."""
 import json
+import multiprocessing
 import os
+import signal
+
+import pytest
+
+
+def too_long(*_):
+    """Ends the processes that a test started, and the test."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    pytest.fail("the test did not end in time", pytrace=False)
+
+
+def no_processes(*_, **__):
+    """Fails a test that starts a process."""
+    pytest.fail("the test starts processes", pytrace=False)
+
+
+if os.environ["ONE_PROCESS"] == "1":
+    from torch.distributed.launcher import api
+
+    multiprocessing.process.BaseProcess.start = api.launch_agent = no_processes
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    """Lets a test run for LIMIT_S seconds at most."""
+    signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, float(os.environ["LIMIT_S"]))
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def pytest_runtest_logreport(report):
@@ -59,6 +94,25 @@ def pytest_collectreport(report):
             said = (errors or ["could not be imported"])[-1].strip()
             file.write(json.dumps(["", "failed", said]) + "\\n")
 '''
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long tests may run, in seconds, and what they may do.
+
+    Attributes:
+        file_s: for a file, or for all of them where they run together.
+        test_s: for a test.
+        one_process: a test that starts a process fails, and does not count.
+        lenient: Tessera checks sparse tensors where they are used (``TESSERA_STRICT=0``).
+    """
+
+    file_s: float
+    test_s: float
+    one_process: bool = False
+    lenient: bool = False
+
+
 Results = dict[str, tuple[str, str]]  # test -> what became of it, and the first line of its error
 
 
@@ -93,20 +147,29 @@ def copy_tests(checkout: Path, scratch: Path, library: str) -> None:
     (scratch / "conftest.py").write_text(_REPORTER, encoding="utf-8")
 
 
-def run(file: Path, scratch: Path, limit_s: float) -> Results:
-    """Runs one file of tests for `limit_s` seconds at most and returns the results that there are."""
+def run(file: Path, scratch: Path, limits: Limits) -> Results:
+    """Runs one file of tests and returns the results that there are when its time is over."""
+    return run_together([file], scratch, limits)[file]
+
+
+def run_together(files: Sequence[Path], scratch: Path, limits: Limits) -> dict[Path, Results]:
+    """Runs files of tests in one process and returns the results that there are when its time is over."""
     output = scratch / "results.jsonl"
     output.unlink(missing_ok=True)
     paths = [str(scratch), str(Path(tessera.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(scratch),
-         "-c", os.devnull, "--confcutdir", str(scratch), str(scratch / COPIES / file)],
+         "-c", os.devnull, "--confcutdir", str(scratch), "--continue-on-collection-errors",
+         *(str(scratch / COPIES / file) for file in files)],
         cwd=scratch,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYTHONWARNINGS": "ignore",
             "RESULTS": str(output),
+            "LIMIT_S": str(limits.test_s),
+            "ONE_PROCESS": str(int(limits.one_process)),
+            "TESSERA_STRICT": str(int(not limits.lenient)),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
         },
@@ -115,18 +178,20 @@ def run(file: Path, scratch: Path, limit_s: float) -> Results:
         start_new_session=True,
     )  # fmt: skip
     try:
-        process.wait(limit_s)
+        process.wait(limits.file_s)
     except subprocess.TimeoutExpired:
         pass
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    results: Results = {}
+    results: dict[Path, Results] = {file: {} for file in files}
     if output.exists():
         for line in output.read_text(encoding="utf-8").splitlines():
             node, outcome, said = json.loads(line)
-            results[node.partition("::")[2].replace("::", ".")] = (outcome, said)
+            path, _, test = node.partition("::")
+            for file in files if not path else [Path(path).relative_to(COPIES)]:
+                results[file][test.replace("::", ".")] = (outcome, said)
     return results
 
 
@@ -136,33 +201,51 @@ def passed(results: Results) -> set[str]:
 
 
 def of_private_names(tests: Iterable[str], private: set[str]) -> set[str]:
-    """Returns the tests that use private names; a parameter in brackets is part of no name."""
-    return {test for test in tests if test.partition("[")[0] in private}
+    """Returns the tests that use private names.
+
+    A parameter is part of no name, be it in brackets or, as `parameterized` has it, a number at the end.
+    """
+    return {test for test in tests if _PARAMETER.sub("", test) in private or test in private}
+
+
+def _results(
+    files: Sequence[Path], scratch: Path, limits: Limits, *, together: bool
+) -> Iterator[tuple[Path, Results]]:
+    """Runs files one after the other, or all in one process."""
+    if together and files:
+        yield from run_together(files, scratch, limits).items()
+    elif files:
+        yield from ((file, run(file, scratch, limits)) for file in files)
 
 
 def rows(
-    files: Iterable[Path], checkout: Path, limit_s: float, kept: dict[str, list[str]]
+    files: Sequence[Path],
+    checkout: Path,
+    limits: Limits,
+    kept: dict[str, list[str]],
+    *,
+    together: bool = False,
 ) -> Iterator[tuple[str, int, int, int, int, Counter[str]]]:
     """Runs the files and yields for each: its name, tests, those that pass here, the same for private names.
 
     The last item counts why tests fail here. `kept` has the tests that pass with TorchRec by file,
-    and is filled for the files that it does not have.
+    and is filled for the files that it does not have. ``together`` runs all files of a library in
+    one process, which saves the time that each takes to import the library.
     """
     with tempfile.TemporaryDirectory(prefix="torchrec-tests-") as temporary:
         folders = {library: Path(temporary) / library for library in (HOME, LIBRARY)}
         for library, folder in folders.items():
             folder.mkdir()
             copy_tests(checkout, folder, library)
-        for file in files:
+        unknown = [file for file in files if file.as_posix() not in kept]
+        for file, results in _results(unknown, folders[LIBRARY], limits, together=together):
+            kept[file.as_posix()] = sorted(passed(results))
+        counting = [file for file in files if kept[file.as_posix()]]
+        for file, results in _results(counting, folders[HOME], limits, together=together):
             name = file.as_posix()
-            if name not in kept:
-                kept[name] = sorted(passed(run(file, folders[LIBRARY], limit_s)))
-            if not kept[name]:
-                continue
             theirs = set(kept[name])
             source = (checkout / LIBRARY / file).read_text(encoding="utf-8")
             private = of_private_names(theirs, tests_of_private_names(source))
-            results = run(file, folders[HOME], limit_s)
             ours = passed(results) & theirs
             whole = results.get("", ("", "did not end in time"))[1]
             why = Counter(results.get(test, ("", whole))[1] for test in theirs - ours - private)
@@ -183,7 +266,20 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="run files in whose paths this regular expression is found"
     )
-    parser.add_argument("--limit-s", type=float, default=300, help="seconds for one file (300)")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=300,
+        help="seconds for one file, with --together for all of them (300)",
+    )
+    parser.add_argument("--test-limit-s", type=float, default=60, help="seconds for one test (60)")
+    parser.add_argument(
+        "--one-process", action="store_true", help="leave out tests that start processes"
+    )
+    parser.add_argument(
+        "--together", action="store_true", help="run all files of a library in one process"
+    )
+    parser.add_argument("--lenient", action="store_true", help="run Tessera with TESSERA_STRICT=0")
     parser.add_argument("--record", type=Path, help="a JSON file that keeps TorchRec's results")
     parser.add_argument("--why", action="store_true", help="say why tests fail here, below a row")
     arguments = parser.parse_args()
@@ -194,10 +290,15 @@ def main() -> int:
     kept = json.loads(record.read_text()) if record is not None and record.exists() else {}
     if find_spec(LIBRARY) is None and not kept:
         parser.error("TorchRec is not installed here, and --record has no results of it")
+    limits = Limits(
+        arguments.limit_s, arguments.test_limit_s, arguments.one_process, arguments.lenient
+    )
     begun, sums, causes = time.monotonic(), [0, 0, 0, 0], Counter[str]()
     print("| tests | public | pass here | private names | pass here |")
     print("| --- | --- | --- | --- | --- |", flush=True)
-    for name, *counts, why in rows(files, arguments.checkout, arguments.limit_s, kept):
+    for name, *counts, why in rows(
+        files, arguments.checkout, limits, kept, together=arguments.together
+    ):
         sums = [total + count for total, count in zip(sums, counts, strict=True)]
         causes += why
         print(f"| {name} | {' | '.join(map(str, counts))} |", flush=True)

@@ -19,6 +19,7 @@ from torch.utils.data import IterDataPipe, functional_datapipe, get_worker_info
 from tessera.training.data.batch import Batch
 
 __all__ = [
+    "PATH_MANAGER_KEY",
     "Batch",
     "Limit",
     "LoadFiles",
@@ -32,6 +33,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+PATH_MANAGER_KEY = "torchrec"
+"""The name by which TorchRec's programs ask iopath for their path manager; nothing here uses iopath."""
 
 _READING = {"b": "rb", "t": "rt", "rb": "rb", "rt": "rt", "r": "r"}
 

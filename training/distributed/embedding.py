@@ -13,6 +13,7 @@ from tessera.training.distributed.sharding.creation import (
     create_embedding_sharding as create_embedding_sharding,
     create_sharding_infos_by_sharding as create_sharding_infos_by_sharding,
 )
+from tessera.training.distributed.travel.padding import pad_vbe_kjt_lengths as pad_vbe_kjt_lengths
 from tessera.training.distributed.travel.index_dedup import (
     get_ec_index_dedup as get_ec_index_dedup, set_ec_index_dedup as set_ec_index_dedup,
 )

@@ -7,3 +7,4 @@ from tessera.training.distributed.collections.mc_tables import (
     BaseManagedCollisionEmbeddingCollectionSharder as BaseManagedCollisionEmbeddingCollectionSharder,
     BaseShardedManagedCollisionEmbeddingCollection as BaseShardedManagedCollisionEmbeddingCollection,
 )
+from tessera.training.distributed.plan.sharded_module import ShrdCtx as ShrdCtx

@@ -12,6 +12,7 @@ from tessera.training.distributed.model.model_parallel import (
     get_unwrapped_module as get_unwrapped_module,
 )
 from tessera.training.distributed.model.replicated import DMPCollection as DMPCollection
+from tessera.training.distributed.plan.sharded_module import ShardedModule as ShardedModule
 from tessera.training.distributed.planner.generators import (
     get_default_sharders as get_default_sharders,
 )

@@ -13,6 +13,9 @@ from tessera.training.distributed.planner.generators import (
 from tessera.training.distributed.sharding.by_hand import (
     ParameterShardingGenerator as ParameterShardingGenerator, placement as placement,
 )
+from tessera.training.distributed.sharding.registry import (
+    calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets,
+)
 from tessera.training.distributed.sharding.strategies.column_wise import column_wise as column_wise
 from tessera.training.distributed.sharding.strategies.data_parallel import (
     data_parallel as data_parallel,

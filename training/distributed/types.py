@@ -22,6 +22,7 @@ from tessera.training.distributed.plan.plan_types import (
     BoundsCheckMode as BoundsCheckMode, CacheAlgorithm as CacheAlgorithm,
     CacheParams as CacheParams, ComputeKernel as ComputeKernel,
     EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan,
+    KeyValueParams as KeyValueParams,
     ModuleShardingPlan as ModuleShardingPlan, ParameterSharding as ParameterSharding,
     ParameterStorage as ParameterStorage, ShardingPlan as ShardingPlan,
     ShardingType as ShardingType,

@@ -24,10 +24,32 @@ from tessera.training.distributed.inference.sharded import (
 from tessera.training.distributed.model.shard import shard_modules
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.inference.predict_modules import (
+    BatchingMetadata,
+    PredictFactory,
+    PredictModule,
+    QualNameMetadata,
+    quantize_dense,
+    quantize_feature,
+)
 from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantBags
 from tessera.training.quant.embedding_modules import EmbeddingCollection as QuantCollection
+
+__all__ = [
+    "QUANTIZED",
+    "BatchingMetadata",
+    "PredictFactory",
+    "PredictModule",
+    "QualNameMetadata",
+    "quant_sharders",
+    "quantize_dense",
+    "quantize_embeddings",
+    "quantize_feature",
+    "quantize_inference_model",
+    "shard_quant_model",
+]
 
 QUANTIZED: Mapping[type[nn.Module], type[nn.Module]] = {
     EmbeddingBagCollection: QuantBags,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from tessera.training.metrics.deferrable_metrics import DeferrableMetrics
 from tessera.training.metrics.mapping import REC_METRICS_MAPPING
 from tessera.training.metrics.metrics_config import (
     BatchSizeStage,
@@ -131,11 +132,18 @@ class RecMetricModule(nn.Module):
             kwargs["required_inputs"] = required
         self.rec_metrics.update(predictions=predictions, labels=labels, weights=weights, **kwargs)
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # An entry of older checkpoints of TorchRec; the count begins anew with each run.
+        state_dict.pop(f"{prefix}_trained_batches", None)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def should_compute(self) -> bool:
         """Whether it is time for `compute`, the same on all ranks."""
         return self.trained_batches % self.compute_interval_steps == 0
 
-    def compute(self) -> dict[str, MetricValue]:
+    def compute(self) -> DeferrableMetrics:
         """The values of all ranks by their keys; every rank must call it, see `RecMetric.compute`."""
         self.compute_count += 1
         values: dict[str, MetricValue] = {}
@@ -147,11 +155,22 @@ class RecMetricModule(nn.Module):
         for namespace, part in self.state_metrics.items():
             for name, value in part.get_metrics().items():
                 values[compose_customized_metric_key(namespace, name)] = value
-        return values
+        return DeferrableMetrics(values)
 
-    def local_compute(self) -> dict[str, MetricValue]:
+    def local_compute(self) -> DeferrableMetrics:
         """The values of this rank's examples."""
-        return dict(self.rec_metrics.local_compute())
+        return DeferrableMetrics(dict(self.rec_metrics.local_compute()))
+
+    def async_compute(self) -> DeferrableMetrics:
+        """Refuse: metrics are computed by the thread that calls `compute`.
+
+        Raises:
+            RecMetricException: always.
+        """
+        raise RecMetricException("metrics are computed by the thread that trains; call compute")
+
+    def shutdown(self) -> None:
+        """Do nothing: there is no thread to end.  Programs call it when a training is over."""
 
     def sync(self) -> None:
         """Put the states of all ranks in the place of this one's, as for a checkpoint."""

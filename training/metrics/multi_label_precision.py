@@ -25,7 +25,8 @@ def compute_multi_label_precision(
     num_true_positives: Tensor, num_false_positives: Tensor
 ) -> Tensor:
     """The precision of sums ``[T]``; 0 where nothing is predicted."""
-    return ratio(num_true_positives, num_true_positives + num_false_positives)
+    predicted = num_true_positives + num_false_positives
+    return ratio(num_true_positives, predicted).to(predicted.dtype)
 
 
 class MultiLabelPrecisionMetricComputation(SumsComputation):

@@ -42,6 +42,19 @@ class DataType(Enum):
     INT2 = "INT2"
 
 
+DATA_TYPE_NUM_BITS = {
+    DataType.FP32: 32,
+    DataType.FP16: 16,
+    DataType.BF16: 16,
+    DataType.INT64: 64,
+    DataType.INT32: 32,
+    DataType.INT8: 8,
+    DataType.UINT8: 8,
+    DataType.INT4: 4,
+    DataType.INT2: 2,
+}
+"""Bits of one number; stored rows of INT8 and fewer have a scale and a bias beside them."""
+
 TRAINED_TYPES = {
     DataType.FP32: torch.float32,
     DataType.FP16: torch.float16,
@@ -52,7 +65,6 @@ TRAINED_TYPES = {
 _WHOLE_TABLES_LEAVE_UNSET = (
     "num_embeddings_post_pruning",
     "input_dim",
-    "total_num_buckets",
     "use_virtual_table",
     "virtual_table_eviction_policy",
     "enable_embedding_update",
@@ -76,17 +88,19 @@ class BaseEmbeddingConfig:
             values.
         num_embeddings_post_pruning: rows that are left of a pruned table; None: none was taken away.
         input_dim: of a table whose ids are mapped to rows by a managed collision module.
-        total_num_buckets: of a table that is cut into buckets of hashed ids.
+        total_num_buckets: of a table behind a map of hashed ids; the map has its own number, and rows are
+            cut evenly, so it is not looked at.
         use_virtual_table: rows are made when an id is first seen.
         virtual_table_eviction_policy: which rows of a virtual table are given up.
         enable_embedding_update: rows may be written while they are trained.
         stash_weights: rows are kept beside the trained ones.
 
-    Tables here are whole and have a place for each row, so the last seven may be None or False only;
-    they are there for programs that hand them on.
+    Tables here are whole and have a place for each row, so the last seven, but for
+    ``total_num_buckets``, may be None or False only; they are there for programs that hand them on.
 
     Raises:
-        ValueError: a size that is not positive, or one of the last seven is set.
+        ValueError: a size that is not positive, or one of the last seven, but for ``total_num_buckets``, is
+            set.
     """
 
     num_embeddings: int

@@ -261,6 +261,7 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
     if not isinstance(values, Tensor):
         return
     check_id_dtype(values)
+    features.check_fields()
     places = features.index_per_key()
     missing = [key for table in tables for key in table.feature_names if key not in places]
     if missing:

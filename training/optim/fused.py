@@ -24,10 +24,13 @@ _DECAY_MODES = ("decouple", "l2")
 _FBGEMM_DECAY_MODES = {1: "l2", 2: "decouple"}
 # Settings, what they may be, and the same in words.
 _BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("learning_rate eps weight_decay cache_reserved_memory", lambda x: x >= 0, "0 or more"),
+    (
+        "learning_rate eps weight_decay max_gradient cache_reserved_memory",
+        lambda x: x >= 0,
+        "0 or more",
+    ),
     ("eta", lambda x: 0 <= x < float("inf"), "a finite number, 0 or more"),
     ("beta1 beta2 momentum", lambda x: 0 <= x < 1, "0 or more, below 1"),
-    ("max_gradient", lambda x: x > 0, "above 0"),
     ("cache_load_factor", lambda x: 0 < x <= 1, "above 0, to 1"),
 )
 _CHOICES = {

@@ -186,6 +186,7 @@ def refuse_wrong_ids(
         ValueError: the values are not int32 or int64.
     """
     check_id_dtype(own.values())
+    own.check_fields()
     if not ids_are_rows(row_counts, own.values().long(), own.offsets().long()):
         # Look again, slowly, and say what.
         check_features(own, tables)

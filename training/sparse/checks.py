@@ -6,7 +6,8 @@ then skip the check, so that nothing of the traced batch is frozen into the grap
 under ``torch.export`` and ``torch.compile``, whose tensors have sizes and no values.
 
 What a TorchRec program may build and never look up is let in and refused where it is used: fields
-without lengths and offsets, weights in another number than the values, a key twice.
+without lengths and offsets, weights in another number than the values, a key twice; after
+``strict(False)`` (strictness.py) also fields that do not fit each other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Proxy
+
+from tessera.training.sparse.strictness import is_strict
 
 
 def is_traced(*values: object) -> bool:
@@ -38,7 +41,7 @@ def _check_index_vector(name: str, tensor: Tensor) -> None:
             f"{name} has shape {tuple(tensor.shape)}; give a one-dimensional tensor, features "
             "one after the other"
         )
-    if not _is_integer(tensor):
+    if tensor.numel() and not _is_integer(tensor):
         raise ValueError(f"{name} has dtype {tensor.dtype}; give int32 or int64")
 
 
@@ -103,6 +106,22 @@ def check_weights(values: Tensor, weights: Tensor | None) -> None:
         raise ValueError(
             f"weights has {weights.size(0)} entries but values has {values.size(0)}; give one per "
             "value"
+        )
+
+
+def check_use_of_bags(values: Tensor, offsets: Tensor) -> None:
+    """Refuse bags that reach beyond the values, as far as they were not checked when they were built.
+
+    Values behind the last bag are left alone: they may be room for larger batches.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    if is_strict() or values_are_unknown(values, offsets) or offsets.device.type != "cpu":
+        return
+    if offsets.numel() and int(offsets[-1]) > values.size(0):
+        raise ValueError(
+            f"lengths add up to {int(offsets[-1])} but there are {values.size(0)} values"
         )
 
 

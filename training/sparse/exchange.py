@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tessera.training.sparse.checks import check_weights
+from tessera.training.sparse import checks
 from tessera.training.sparse.keyed_bags import KeyedBags
 from tessera.training.sparse.layout import lengths_to_offsets
+from tessera.training.sparse.strictness import is_strict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -167,6 +168,19 @@ class Exchangeable(KeyedBags):
         self._offset_per_key = None
         return self
 
+    def check_fields(self) -> None:
+        """Refuse fields that do not fit each other, as far as the constructor let them in.
+
+        Raises:
+            ValueError: weights that are not one per value; after ``strict(False)`` what the constructor
+                would have refused.
+        """
+        checks.check_weights(self._values, self._weights)
+        if not is_strict() and not checks.is_traced(self._values, self._lengths, self._offsets):
+            strides = self._stride_per_key_per_rank
+            fields = self._keys, self._values, self._lengths, self._offsets, self._stride
+            checks.check_keyed_jagged(*fields, (strides, None))
+
     def dist_labels(self) -> list[str]:
         """Return the names of what `dist_tensors` returns."""
         labels = ["lengths", "values"]
@@ -192,7 +206,7 @@ class Exchangeable(KeyedBags):
 
     def dist_tensors(self) -> list[Tensor]:
         """The tensors to send, on the device of the ids."""
-        check_weights(self.values(), self.weights_or_none())
+        self.check_fields()
         tensors = [self.lengths(), self.values()]
         if self.variable_stride_per_key():
             strides = torch.tensor(self.stride_per_key(), dtype=torch.int64)

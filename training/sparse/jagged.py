@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from tessera.training.sparse.bags import Bags
-from tessera.training.sparse.checks import check_jagged, check_weights, values_are_unknown
+from tessera.training.sparse.checks import (
+    check_jagged,
+    check_use_of_bags,
+    check_weights,
+    values_are_unknown,
+)
 from tessera.training.sparse.layout import running_sum
 from tessera.training.sparse.script_types import Device, DType, is_scripting
+from tessera.training.sparse.strictness import is_strict
 
 
 class JaggedTensor(Bags):
@@ -43,7 +49,7 @@ class JaggedTensor(Bags):
     ) -> None:
         if is_scripting():
             pass
-        elif validate:
+        elif validate and is_strict():
             check_jagged(values, lengths, offsets)
         self._values: Tensor = values
         self._weights: Tensor | None = weights
@@ -151,6 +157,8 @@ class JaggedTensor(Bags):
 
     def to_dense(self) -> list[Tensor]:
         """Return one tensor per bag."""
+        if not is_scripting():
+            check_use_of_bags(self._values, self.offsets())
         return _bags(self._values, self.offsets())
 
     def to_dense_weights(self) -> list[Tensor] | None:
@@ -160,6 +168,7 @@ class JaggedTensor(Bags):
             return None
         if not is_scripting():
             check_weights(self._values, weights)
+            check_use_of_bags(weights, self.offsets())
         return _bags(weights, self.offsets())
 
     def to_padded_dense(
@@ -171,6 +180,8 @@ class JaggedTensor(Bags):
             desired_length: None takes the longest bag.
             padding_value: what fills the rest.
         """
+        if not is_scripting():
+            check_use_of_bags(self._values, self.offsets())
         return _padded(self._values, self.lengths(), self.offsets(), desired_length, padding_value)
 
     def to_padded_dense_weights(
@@ -182,6 +193,7 @@ class JaggedTensor(Bags):
             return None
         if not is_scripting():
             check_weights(self._values, weights)
+            check_use_of_bags(weights, self.offsets())
         return _padded(weights, self.lengths(), self.offsets(), desired_length, padding_value)
 
 
@@ -259,6 +271,7 @@ def _padded(
     bag = torch.repeat_interleave(
         torch.arange(lengths.numel(), device=lengths.device), lengths.long()
     )
+    source = source[: bag.numel()]  # values behind the last bag are left alone
     place = torch.arange(source.size(0), device=lengths.device) - offsets[bag]
     kept = place < width
     padded[bag[kept], place[kept]] = source[kept]

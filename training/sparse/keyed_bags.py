@@ -10,6 +10,7 @@ from tessera.training.sparse import checks, layout
 from tessera.training.sparse.bags import Bags
 from tessera.training.sparse.jagged import JaggedTensor
 from tessera.training.sparse.script_types import is_scripting
+from tessera.training.sparse.strictness import is_strict
 
 
 class KeyedBags(Bags, shared=True):
@@ -47,7 +48,7 @@ class KeyedBags(Bags, shared=True):
     ) -> None:
         if is_scripting():
             pass
-        elif validate:
+        elif validate and is_strict():
             keys, stride_per_key_per_rank = list(keys), checks.as_lists(stride_per_key_per_rank)
             strides = stride_per_key_per_rank, stride_per_key
             checks.check_keyed_jagged(keys, values, lengths, offsets, stride, strides)
@@ -135,6 +136,11 @@ class KeyedBags(Bags, shared=True):
                 traced = False
                 if not is_scripting():
                     traced = checks.is_traced(self._lengths)
+                    if not traced and self._values.is_meta:
+                        # There are no numbers to add up: as many ids of each key as there can be.
+                        bounds = layout.spread(self._values.size(0), len(self._keys))
+                        self._offset_per_key = bounds
+                        return bounds
                 if traced:
                     self.offsets()  # so that the graph has one running sum, not one per use
                 bags, varies = self.lengths_offset_per_key(), self.variable_stride_per_key()

@@ -146,7 +146,7 @@ class KeyedJaggedTensor(Exchangeable):
 
     def _check_use(self) -> None:
         if not is_scripting():
-            checks.check_weights(self._values, self._weights)
+            self.check_fields()
 
     def _feature(self, index: int, compute_offsets: bool) -> JaggedTensor:
         ids, bags = self.offset_per_key(), self.lengths_offset_per_key()

@@ -35,6 +35,13 @@ def running_sum(parts: list[int]) -> list[int]:
     return bounds
 
 
+def spread(total: int, keys: int) -> list[int]:
+    """``F + 1`` bounds of ``total`` ids spread evenly over the keys, what is left with the first."""
+    if keys == 0:
+        return [0]
+    return [0] + [total - total // keys * (keys - key) for key in range(1, keys)] + [total]
+
+
 def known_lengths(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
     """Return the lengths, computed from the offsets if need be."""
     if lengths is not None:

@@ -124,3 +124,7 @@ class QuantEmbeddingCollectionSharder(QuantCollectionSharder[EmbeddingCollection
     """Makes `ShardedQuantEmbeddingCollection`s; see `QuantCollectionSharder`."""
 
     _plain, _sharded = EmbeddingCollection, ShardedQuantEmbeddingCollection
+
+
+QuantEmbeddingCollection = EmbeddingCollection
+"""TorchRec's name, beside the sharded form, of the quantized unpooled collection."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from typing import Any
 
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, ShardingSpec
 
@@ -56,12 +57,43 @@ class CacheParams:
         load_factor: cached share of the rows, 0 to 1.
         reserved_memory: bytes of HBM that the cache must leave free.
         precision: of the cached rows.
+        prefetch_pipeline: whether a pipeline fills the cache ahead.
     """
 
     algorithm: CacheAlgorithm | None = None
     load_factor: float | None = None
     reserved_memory: float | None = None
     precision: DataType | None = None
+    prefetch_pipeline: bool | None = None
+
+
+@dataclass(unsafe_hash=True)
+class KeyValueParams:
+    """How TorchRec stores a table on a disk or in a key-value store, which is not done here.
+
+    Plans and constraints of its programs may hold one; a plan with one is refused when it is followed.
+    The fields are TorchRec's: the directory, buffers and caches of a disk, the hosts of a server.
+    """
+
+    ssd_storage_directory: str | None = None
+    ssd_rocksdb_write_buffer_size: int | None = None
+    ssd_rocksdb_shards: int | None = None
+    gather_ssd_cache_stats: bool | None = None
+    stats_reporter_config: Any = None
+    use_passed_in_path: bool = True
+    l2_cache_size: int | None = None
+    max_l1_cache_size: int | None = None
+    enable_async_update: bool | None = None
+    bulk_init_chunk_size: int | None = None
+    lazy_bulk_init_enabled: bool | None = None
+    enable_raw_embedding_streaming: bool | None = None
+    res_store_shards: int | None = None
+    kvzch_tbe_config: Any = None
+    load_ckpt_without_opt: bool = False
+    ps_hosts: tuple[tuple[str, int], ...] | None = None
+    ps_client_thread_num: int | None = None
+    ps_max_key_per_request: int | None = None
+    ps_max_local_index_length: int | None = None
 
 
 @unique
@@ -90,6 +122,7 @@ class ParameterSharding:
         stochastic_rounding: of 16-bit tables' updates.
         bounds_check_mode: what is done with ids outside the table.
         output_dtype: of the looked-up vectors.
+        key_value_params: of a table on a disk or in a store; refused when the plan is followed.
     """
 
     sharding_type: str = ShardingType.TABLE_WISE.value
@@ -101,6 +134,7 @@ class ParameterSharding:
     stochastic_rounding: bool | None = None
     bounds_check_mode: BoundsCheckMode | None = None
     output_dtype: DataType | None = None
+    key_value_params: KeyValueParams | None = None
 
 
 class ModuleShardingPlan:

@@ -9,6 +9,9 @@ from itertools import accumulate
 Piece = tuple[list[int], list[int]]
 """Size ``[rows, columns]`` and offset ``[first row, first column]`` of a rectangle."""
 
+MIN_CW_DIM = 32
+"""Columns below which a block of columns is not cut further: 128 bytes of float32, two cache lines."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableToCut:

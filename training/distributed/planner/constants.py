@@ -8,6 +8,11 @@ of an ordinary server and are meant to be replaced by the caller's own:
 
 from __future__ import annotations
 
+from tessera.training.distributed.plan import shard_sizes
+
+MIN_CW_DIM = shard_sizes.MIN_CW_DIM
+"""Columns below which a column shard is not cut further."""
+
 GIB = 1024**3
 
 H200_HBM_CAP = 139 * GIB
@@ -40,10 +45,9 @@ BATCH_SIZE = 512
 POOLING_FACTOR = 1.0
 """Ids per bag, where the constraints do not say."""
 
-MIN_CW_DIM = 32
-"""Columns below which a column shard is not cut further: 128 bytes of float32, two cache lines."""
-
 ID_BYTES = 8
+BIGINT_DTYPE = ID_BYTES
+"""TorchRec's name of it."""
 WEIGHT_BYTES = 4
 OUTPUT_BYTES = 4
 
@@ -56,6 +60,9 @@ Adam's reads and writes."""
 
 CACHE_LOAD_FACTOR = 0.2
 """Rows of a ``fused_uvm_caching`` table that lie in device memory, where it is not told."""
+
+UVM_CACHING_RATIO = CACHE_LOAD_FACTOR
+"""TorchRec's name of it."""
 
 CACHE_HIT_RATE_FLOOR = 0.5
 """Lookups that a cache of any size is assumed to serve: ids of real features repeat."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
 
-from tessera.training.distributed.plan.plan_types import BoundsCheckMode, CacheParams
+from tessera.training.distributed.plan.plan_types import (
+    BoundsCheckMode,
+    CacheParams,
+    KeyValueParams,
+)
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.hardware import positive
 from tessera.training.distributed.sharding.registry import strategy_of
@@ -33,6 +37,7 @@ class ParameterConstraints:
         output_dtype: the type of the looked-up vectors, for the plan.
         device_group: the kind of device that the table must be on, ``cuda`` or ``cpu``; None: the
             topology's.
+        key_value_params: passed on to the plan, which is refused with them when it is followed.
 
     Raises:
         ValueError: an unknown strategy, or a number that is not positive.
@@ -54,6 +59,7 @@ class ParameterConstraints:
     feature_names: list[str] | None = None
     output_dtype: DataType | None = None
     device_group: str | None = None
+    key_value_params: KeyValueParams | None = None
 
     def bags_per_sample(self, batch_size: int, features: int) -> list[float]:
         """Bags of each of ``features`` features, over ``batch_size``.

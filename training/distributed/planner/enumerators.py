@@ -26,7 +26,39 @@ from tessera.training.distributed.planner.types import (
     ShardingOption,
     Topology,
 )
-from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.planner.utils import sharder_name
+from tessera.training.distributed.sharding.registry import (
+    calculate_shard_sizes_and_offsets,
+    strategy_of,
+)
+from tessera.training.distributed.tables.table_shards import EmbeddingComputeKernel
+from tessera.training.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+
+__all__ = [
+    "GUARDED_COMPUTE_KERNELS",
+    "GUARDED_SHARDING_TYPES_FOR_FP_MODULES",
+    "EmbeddingComputeKernel",
+    "EmbeddingEnumerator",
+    "EmbeddingTower",
+    "EmbeddingTowerCollection",
+    "calculate_shard_sizes_and_offsets",
+    "get_partition_by_type",
+    "shardable_modules",
+    "sharder_name",
+]
+
+GUARDED_COMPUTE_KERNELS: frozenset[EmbeddingComputeKernel] = frozenset(
+    {
+        EmbeddingComputeKernel.KEY_VALUE,
+        EmbeddingComputeKernel.SSD_VIRTUAL_TABLE,
+        EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE,
+        EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
+    }
+)
+"""TorchRec's kernels that it lists only for tables whose constraints name them.  None of them is here."""
+
+GUARDED_SHARDING_TYPES_FOR_FP_MODULES: frozenset[str] = frozenset()
+"""Strategies that are listed for feature-processed collections only where constraints name them: there is none."""
 
 # Kernels whose rows do not all lie in device memory.
 _OFF_DEVICE = frozenset({"fused_uvm", "fused_uvm_caching"})
@@ -178,6 +210,15 @@ class EmbeddingEnumerator(Enumerator):
         if wanted.enforce_hbm:
             offered = [kernel for kernel in offered if kernel not in _OFF_DEVICE]
         return offered
+
+
+def get_partition_by_type(sharding_type: str) -> str:
+    """On which ranks a strategy's shards may lie: the name of a `PartitionByType`.
+
+    Raises:
+        ValueError: there is no such strategy.
+    """
+    return strategy_of(sharding_type).placed.value
 
 
 def shardable_modules(

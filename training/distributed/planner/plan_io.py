@@ -28,6 +28,7 @@ _SETTINGS = (
     "stochastic_rounding",
     "bounds_check_mode",
     "output_dtype",
+    "key_value_params",
 )
 
 

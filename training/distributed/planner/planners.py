@@ -31,6 +31,9 @@ from tessera.training.distributed.planner.hardware import positive
 from tessera.training.distributed.planner.misfit import explain_misfit
 from tessera.training.distributed.planner.partitioners import GreedyPerfPartitioner
 from tessera.training.distributed.planner.perf_models import NoopPerfModel
+from tessera.training.distributed.planner.plan_checks import (
+    validate_modules_inclusion_in_sharding_plan,
+)
 from tessera.training.distributed.planner.plan_io import to_sharding_plan
 from tessera.training.distributed.planner.plan_loaders import extract_plan
 from tessera.training.distributed.planner.proposers import (
@@ -182,8 +185,8 @@ class EmbeddingShardingPlanner(ShardingPlanner):
 
         Raises:
             PlannerError: nothing fits; the message names the table, what is missing and what
-                would help.  Nothing was found to fit in ``timeout_seconds``, or the loaded plan is of
-                other inputs.
+                would help.  Nothing was found to fit in ``timeout_seconds``, the loaded plan is of
+                other inputs, or a callback left no table of a module.
         """
         started = time.perf_counter()
         left = self._reservation.reserve(
@@ -214,6 +217,7 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             run_time_s=time.perf_counter() - started,
         )
         plan = to_sharding_plan(best, self._topology)
+        validate_modules_inclusion_in_sharding_plan(plan, module, sharders)
         for stats in self._stats:
             stats.log(plan, self.report)
         return plan

@@ -222,6 +222,7 @@ class PlannerErrorType(Enum):
     STRICT_CONSTRAINTS = "strict_constraints"
     PARTITION = "partition"
     INVALID_INPUT = "invalid_input"
+    MISSING_MODULE_IN_PLAN = "missing_module_in_plan"
 
 
 class PlannerError(UserError):

@@ -10,6 +10,7 @@ from torch import nn
 from tessera.training.distributed.planner.constants import GIB
 from tessera.training.distributed.planner.hardware import Storage
 from tessera.training.distributed.planner.shard_estimators import type_name
+from tessera.training.distributed.planner.types import ShardingOption
 from tessera.training.distributed.sharding.by_hand import placement
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "mb_to_bytes",
     "placement",
     "prod",
+    "reset_shard_rank",
     "sharder_name",
     "storage_repr_in_gb",
 ]
@@ -29,6 +31,13 @@ _MIB = 1024**2
 def sharder_name(t: type[nn.Module]) -> str:
     """The name of a type of module in the ``sharder_map`` that estimators are given."""
     return type_name(t)
+
+
+def reset_shard_rank(proposal: Iterable[ShardingOption]) -> None:
+    """Forget on which ranks the shards of options were put, in place."""
+    for option in proposal:
+        for shard in option.shards:
+            shard.rank = None
 
 
 def bytes_to_gb(num_bytes: int) -> float:

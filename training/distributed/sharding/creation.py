@@ -62,14 +62,17 @@ def _fused_params_of(
     params = dict(sharder_params or {})
     if own is not None:
         params = {name: value for name, value in params.items() if name in _STORAGE} | own
-    own_settings = (
-        {f"cache_{name}": value for name, value in vars(placement.cache_params).items()}
-        if placement.cache_params
-        else {}
-    )
+    return params | placement_params(placement)
+
+
+def placement_params(placement: ParameterSharding) -> dict[str, Any]:
+    """The settings of a table's kernel that its placement gives, as ``fused_params`` have them."""
+    settings: dict[str, Any] = {}
+    for name, value in vars(placement.cache_params).items() if placement.cache_params else ():
+        settings[name if name == "prefetch_pipeline" else f"cache_{name}"] = value
     for name in ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype"):
-        own_settings[name] = getattr(placement, name)
-    return params | {name: value for name, value in own_settings.items() if value is not None}
+        settings[name] = getattr(placement, name)
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _completed(

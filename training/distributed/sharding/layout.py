@@ -25,9 +25,9 @@ from tessera.training.distributed.sharding.interfaces import (
     Part,
 )
 from tessera.training.distributed.tables.table_shards import (
-    EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
+    kernel_named,
 )
 from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
 
@@ -54,6 +54,11 @@ def _shard(
     rows, columns = (
         (config.num_embeddings, config.embedding_dim) if local is None else local.shard_sizes
     )
+    if info.param_sharding.key_value_params is not None:
+        raise ValueError(
+            f"table {config.name!r}: the plan has key_value_params, and tables on disks or in stores are "
+            "not here; leave them out"
+        )
     own = {
         **{own.name: getattr(config, own.name) for own in fields(EmbeddingTableConfig)},
         "feature_names": list(config.feature_names),
@@ -64,7 +69,7 @@ def _shard(
     }
     return ShardedEmbeddingTable(
         **own,
-        compute_kernel=EmbeddingComputeKernel(info.param_sharding.compute_kernel),
+        compute_kernel=kernel_named(config.name, info.param_sharding.compute_kernel),
         local_rows=rows,
         local_cols=columns,
         local_metadata=local,

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tessera.errors import unknown_name
 from tessera.training.distributed.plan.plan_types import ShardingType
-from tessera.training.distributed.plan.shard_sizes import Piece, TableToCut
+from tessera.training.distributed.plan.shard_sizes import MIN_CW_DIM, Piece, TableToCut
 from tessera.training.distributed.sharding.costs import Step, Traffic
 from tessera.training.distributed.sharding.ids import IdsDist
 from tessera.training.distributed.sharding.interfaces import BaseEmbeddingDist
@@ -159,3 +159,38 @@ def strategy_of(name: str | ShardingType, field: str = "sharding_type") -> Shard
     if wanted in _REGISTERED:
         return _REGISTERED[wanted]
     raise unknown_name(field, wanted, [strategy.name for strategy in strategies()])
+
+
+def calculate_shard_sizes_and_offsets(
+    tensor: Tensor,
+    world_size: int,
+    local_world_size: int,
+    sharding_type: str,
+    col_wise_shard_dim: int | None = None,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The shards of a table under a strategy, as the planner proposes them.
+
+    Args:
+        tensor: ``[rows, columns]``; only its shape is read.
+        world_size: ranks.
+        local_world_size: ranks per host.
+        sharding_type: the strategy's name.
+        col_wise_shard_dim: the fewest columns of a block of columns; None: the planner's
+            ``MIN_CW_DIM``.
+
+    Returns:
+        ``[rows, columns]`` and ``[first row, first column]`` of each shard.
+
+    Raises:
+        ValueError: there is no such strategy.
+    """
+    rows, columns = tensor.shape
+    table = TableToCut(
+        rows=rows,
+        columns=columns,
+        world_size=world_size,
+        local_size=local_world_size,
+        min_partition=col_wise_shard_dim or MIN_CW_DIM,
+    )
+    pieces = strategy_of(sharding_type).cut(table)
+    return [list(size) for size, _ in pieces], [list(offset) for _, offset in pieces]

@@ -37,6 +37,43 @@ class EmbeddingComputeKernel(Enum):
     QUANT = "quant"
     QUANT_UVM = "quant_uvm"
     QUANT_UVM_CACHING = "quant_uvm_caching"
+    # TorchRec's names of kernels that are not here; a plan with one is refused when it is followed.
+    KEY_VALUE = "key_value"
+    CUSTOMIZED_KERNEL = "customized_kernel"
+    SSD_VIRTUAL_TABLE = "ssd_virtual_table"
+    DRAM_VIRTUAL_TABLE = "dram_virtual_table"
+    DRAM_SSD_VIRTUAL_TABLE = "dram_ssd_virtual_table"
+    FUSED_TRITON = "fused_triton"
+
+
+NOT_HERE = frozenset(
+    {
+        EmbeddingComputeKernel.KEY_VALUE,
+        EmbeddingComputeKernel.CUSTOMIZED_KERNEL,
+        EmbeddingComputeKernel.SSD_VIRTUAL_TABLE,
+        EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE,
+        EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
+        EmbeddingComputeKernel.FUSED_TRITON,
+    }
+)
+"""Kernels that are names alone."""
+
+
+def kernel_named(table: str, name: str) -> EmbeddingComputeKernel:
+    """The kernel that a plan names for a table.
+
+    Raises:
+        ValueError: it is not here.
+    """
+    known = {kernel.value: kernel for kernel in EmbeddingComputeKernel}
+    if name not in known or known[name] in NOT_HERE:
+        here = ", ".join(
+            kernel.value for kernel in EmbeddingComputeKernel if kernel not in NOT_HERE
+        )
+        raise ValueError(
+            f"table {table!r}: compute_kernel {name!r} is not here; give one of {here}"
+        )
+    return known[name]
 
 
 def compute_kernel_to_embedding_location(compute_kernel: EmbeddingComputeKernel) -> Any:

@@ -10,7 +10,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from tessera.training.distributed.model.model_parallel import get_unwrapped_module
+from tessera.training.distributed.train_pipeline.backward_injection import (
+    InjectionSite,
+    register_backward_hook,
+)
 from tessera.training.distributed.train_pipeline.streams import (
     hand_over,
     make_stream,
@@ -82,6 +88,24 @@ class TrainPipelineBase(TrainPipeline[In, Out]):
         self._memcpy_stream = make_stream(device, self._copy_priority)
         self._source: BatchSource[In] = BatchSource()
         self.batches: deque[Any] = deque()
+
+    def register_backward_hook(
+        self, site: InjectionSite, work: Callable[[Any], Any]
+    ) -> RemovableHandle:
+        """Have work done within each backward pass.
+
+        Args:
+            site: where; its module's path is one of the model inside of wrappers.
+            work: called with this pipeline.
+
+        Returns:
+            What removes it.
+
+        Raises:
+            ValueError: the model has no such module, or none of its parameters has a gradient.
+        """
+        model = get_unwrapped_module(self._model)
+        return register_backward_hook(site, model, lambda _: work(self))
 
     # The stages
 

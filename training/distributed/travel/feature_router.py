@@ -52,6 +52,7 @@ class FeatureRouter:
             ValueError: the values are not int32 or int64, or weights are missing.
         """
         check_id_dtype(features.values())
+        features.check_fields()
         if features.keys() != self._known_keys:
             self._learn(features)
         if self._is_weighted:
