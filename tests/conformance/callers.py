@@ -16,7 +16,7 @@ class Callers:
     the bits of the answer; ``pause_s`` is between two calls of a thread.
     """
 
-    def __init__(self, server, messages, expected, named, threads=4, pause_s=BETWEEN_CALLS_S):
+    def __init__(self, server, messages, expected, named, *, threads=4, pause_s=BETWEEN_CALLS_S):
         self._pause_s = pause_s
         self._named = named
         self.answered = Counter()
