@@ -293,7 +293,7 @@ def column_blocks(case, results):
 
 def check_close(found, expected, what, **bounds):
     torch.testing.assert_close(
-        found.double(), expected, msg=lambda text: f"{what}: {text}", **bounds
+        found.double().cpu(), expected, msg=lambda text: f"{what}: {text}", **bounds
     )
 
 

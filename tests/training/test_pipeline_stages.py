@@ -133,11 +133,12 @@ def staged_lookup():
     """A lookup in a stage is one update behind, as semi-synchronous training from batch 0 on."""
     expected, _ = behind_by_one(STEPS, 0, stashes=False)
     dmp, optimizer = sharded(Model, fused_params={"optimizer": sgd()})
-    sdd = SparseDataDistUtil(dmp, None, embedding_lookup_stream=torch.cpu.Stream())
+    stream = torch.cuda.Stream() if rank_device().type == "cuda" else torch.cpu.Stream()
+    sdd = SparseDataDistUtil(dmp, None, embedding_lookup_stream=stream)
     pipeline = StagedTrainPipeline(
         [sdd.start_sparse_data_dist_stage(), sdd.start_embedding_lookup_stage()]
     )
-    source, losses = batches(dist.get_rank()), []
+    source, losses = iter([one.to(rank_device()) for one in batches(dist.get_rank())]), []
     while (batch := pipeline.progress(source)) is not None:
         optimizer.zero_grad()
         loss, _ = dmp(batch)

@@ -379,10 +379,10 @@ def states_of(results):
     for _, state in results:
         for name, value in state.items():
             if not isinstance(value, list):
-                found[name] = value
+                found[name] = value.cpu()
                 continue
             for offsets, part in value:
-                found[(name, *offsets)] = part
+                found[(name, *offsets)] = part.cpu()
     return found
 
 

@@ -146,7 +146,7 @@ def known_to(model):
     """The rows and vectors of ids of all steps, in evaluation."""
     model.eval()
     with torch.no_grad():
-        found = [model(batch(0, step, samples=20)) for step in range(STEPS)]
+        found = [model(batch(0, step, rank_device(), samples=20)) for step in range(STEPS)]
     model.train()
     rows = [own[key].values().tolist() for _, own in found for key in ("x", "y")]
     return rows, [vectors.values().cpu() for vectors, _ in found]

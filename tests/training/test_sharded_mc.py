@@ -279,7 +279,7 @@ def rows_of(model):
     """The rows of ids that the training has seen, and of others, in evaluation."""
     model.eval()
     with torch.no_grad():
-        rows = [model(batch(0, step, samples=20))[1] for step in (3, STEPS)]
+        rows = [model(batch(0, step, rank_device(), samples=20))[1] for step in (3, STEPS)]
     model.train()
     return [own[key].values().tolist() for own in rows for key in ("x", "y", "z")]
 
@@ -287,7 +287,7 @@ def rows_of(model):
 def goes_on(model):
     """The rows after two steps more, of the same batches on all ranks."""
     for step in (4, 5):
-        found, _ = model(batch(0, step, samples=8))
+        found, _ = model(batch(0, step, rank_device(), samples=8))
         found.values().sum().backward()
     return rows_of(model)
 

@@ -29,7 +29,12 @@ _reduce_scatter: Callable[..., Any] = getattr(
 
 
 class Pending:
-    """Waits for a collective that was started; keeps what it reads alive until it is done."""
+    """Waits for a collective that was started; keeps what it reads alive until it is done.
+
+    On a GPU the stream that waits need not be the one on which the tensors were made: pipelines run lookups, and
+    so the backward passes of their tables, on a stream of their own.  The memory of both tensors is kept until
+    the waiting stream is done with it, as the allocator would give it to the stream that made it at once.
+    """
 
     def __init__(
         self,
@@ -46,6 +51,9 @@ class Pending:
     def wait(self) -> Tensor:
         """The result, flat; on a GPU the current stream waits, the host does not."""
         self._work.wait()
+        for tensor in (self._received, self._kept):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
         self._kept = None
         return self._received if self._finish is None else self._finish(self._received)
 
