@@ -1,6 +1,8 @@
 // The queue of requests, its scheduler and the split of large requests.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <deque>
 #include <thread>
 
@@ -328,6 +330,45 @@ TEST(BatchScheduler, TriesToSubmit) {
   ASSERT_EQ(refused.size(), 1U);
   EXPECT_EQ(refused.front().request, &items.back());
   EXPECT_EQ(refused.front().status.code, Code::kResourceExhausted);
+}
+
+// As event loops do: what a loop cannot bring at once it brings with what comes next.
+TEST(BatchScheduler, TakesWhatManyLoopsBringAndLosesNothing) {
+  SteadyClock clock;
+  BatchScheduler queue({.max_requests = 10'000, .max_samples = 10'000}, {.max_samples = 8}, clock);
+  std::atomic<int> taken = 0;
+  std::vector<std::jthread> workers;
+  workers.reserve(2);
+  for (int i = 0; i < 2; ++i) {
+    workers.emplace_back([&] {
+      CutBatch batch;
+      while (queue.next(kOrdinary, batch)) {
+        taken += static_cast<int>(batch.parts.size());
+        queue.observe(static_cast<std::int64_t>(batch.parts.size()), 20us, 20us);
+      }
+    });
+  }
+  std::array<std::deque<Item>, 4> brought;
+  std::vector<std::jthread> loops;
+  loops.reserve(brought.size());
+  for (std::deque<Item>& items : brought) {
+    loops.emplace_back([&] {
+      std::vector<Part> kept;
+      std::vector<DroppedPart> dropped;
+      std::vector<RefusedRequest> refused;
+      for (int k = 0; k < 1'000; ++k) {
+        kept.push_back(std::move(items.emplace_back(1).parts().front()));
+        EXPECT_LE(queue.outlook().free_workers, 2);
+        if (queue.try_submit(kept, dropped, refused)) kept.clear();
+      }
+      queue.submit(kept, dropped, refused);
+      EXPECT_TRUE(dropped.empty() && refused.empty());
+    });
+  }
+  loops.clear();
+  queue.close();
+  workers.clear();
+  EXPECT_EQ(taken, 4'000);
 }
 
 TEST(BatchScheduler, DrainEndsTheWaitForCompany) {
