@@ -265,7 +265,8 @@ bool ServedModel::runs_here(const Turn& turn) const {
                             scheduler_.batch_limits());
 }
 
-// Without memory for the lists, the parts stay and are for the queue.
+// Throws std::bad_alloc where there is no memory for the lists; the parts are still the turn's
+// then.
 void ServedModel::cut(Turn& turn, CutBatch& batch) const {
   batch.parts.clear();
   batch.dropped.clear();
