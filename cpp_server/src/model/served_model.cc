@@ -265,7 +265,7 @@ bool ServedModel::runs_here(const Turn& turn) const {
                             scheduler_.batch_limits());
 }
 
-// Without memory for the lists, the parts stay and are for the queue.
+// Where there is no memory for the lists, the parts stay: they are then the queue's.
 void ServedModel::cut(Turn& turn, CutBatch& batch) const {
   batch.parts.clear();
   batch.dropped.clear();
