@@ -68,9 +68,11 @@ class Answers final : public HttpAnswers {
     return nullptr;
   }
   ByteBudget& bodies() override { return budget; }
+  const HostRule& hosts() const override { return rule; }
   bool ending() const override { return false; }
 
   ByteBudget budget{kMostBodyBytes};
+  const HostRule rule{{.listens_on = "127.0.0.1", .allowed = {"ranker.example.com"}}};
   std::unique_ptr<HttpRequest> asked;  // whose answer is awaited
 };
 

@@ -265,8 +265,7 @@ bool ServedModel::runs_here(const Turn& turn) const {
                             scheduler_.batch_limits());
 }
 
-// Throws std::bad_alloc where there is no memory for the lists; the parts are still the turn's
-// then.
+// Where there is no memory for the lists, the parts stay: they are then the queue's.
 void ServedModel::cut(Turn& turn, CutBatch& batch) const {
   batch.parts.clear();
   batch.dropped.clear();
