@@ -203,19 +203,6 @@ class SemisyncOptimizer(KeyedOptimizer):
         for _, part in self._parts:
             part.set_optimizer_step(step)
 
-    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
-        """Set values in every group of either that has them.
-
-        Raises:
-            ValueError: no group has one of them.
-        """
-        for name, value in params_dict.items():
-            groups = [group for group in self.param_groups if name in group]
-            if not groups:
-                raise ValueError(f"no parameter group has {name!r}; there is nothing to set")
-            for group in groups:
-                group[name] = value
-
     def _add_named_group(self, _group: dict[str, Any], /) -> None:
         raise ValueError("a SemisyncOptimizer takes no new groups; give them to its parts")
 

@@ -115,7 +115,8 @@ class BatchScheduler {
     bool wakes(bool heavy) const { return count > waking && (waking == 0 || heavy); }
   };
 
-  // What the caller does without the mutex: wake it; null: nobody.
+  // submit, under the mutex. Gives the condition that the caller notifies once it has released the
+  // mutex; null: no worker is to be woken.
   Condition* take(std::span<Part> parts, std::vector<DroppedPart>& dropped,
                   std::vector<RefusedRequest>& refused) TESSERA_REQUIRES(mutex_);
   // Shows in the outlook whether workers are free, and whether the end has come.

@@ -176,11 +176,9 @@ void ServedModel::submit(PendingRequest& request, std::size_t loop) {
   turn.ids += request.request.ids;
   turn.shared_rows = turn.shared_rows || request.request.shared.any();
   if (runs_here(turn)) return;
-  if (turn.parts.size() >= kMostKept) {
-    queue(turn.parts);
-  } else if (!try_queue(turn.parts)) {
-    return;
-  }
+  const AtTheQueue others =
+      turn.parts.size() < kMostKept ? AtTheQueue::kGoFirst : AtTheQueue::kAreWaitedFor;
+  if (!queue(turn.parts, others)) return;
   turn.clear();
 }
 
@@ -212,23 +210,15 @@ void refuse_all(std::span<const Part> parts) noexcept {
 
 }  // namespace
 
-void ServedModel::queue(std::span<Part> parts) noexcept {
+bool ServedModel::queue(std::span<Part> parts, AtTheQueue others) noexcept {
   std::vector<DroppedPart> dropped;
   std::vector<RefusedRequest> refused;
   try {
-    scheduler_.submit(parts, dropped, refused);
-  } catch (const std::bad_alloc&) {
-    refuse_all(parts);
-  }
-  drop_all(dropped);
-  drop_refused(refused);
-}
-
-bool ServedModel::try_queue(std::span<Part> parts) noexcept {
-  std::vector<DroppedPart> dropped;
-  std::vector<RefusedRequest> refused;
-  try {
-    if (!scheduler_.try_submit(parts, dropped, refused)) return false;
+    if (others == AtTheQueue::kAreWaitedFor) {
+      scheduler_.submit(parts, dropped, refused);
+    } else if (!scheduler_.try_submit(parts, dropped, refused)) {
+      return false;
+    }
   } catch (const std::bad_alloc&) {
     refuse_all(parts);
   }

@@ -125,10 +125,14 @@ class ServedModel final : private ExecutionObserver {
   static bool arrives(PendingRequest& request, TimePoint now);
   // Appends the request's parts. Throws std::bad_alloc, and has appended none then.
   void cut(PendingRequest& request, std::vector<Part>& parts) const;
-  // Lets the parts of requests wait for a worker, or drops their requests.
-  void queue(std::span<Part> parts) noexcept;
-  // The same, unless another thread is at the queue; false then.
-  bool try_queue(std::span<Part> parts) noexcept;
+  // What becomes of a thread that brings requests while another is at the queue.
+  enum class AtTheQueue {
+    kAreWaitedFor,
+    kGoFirst,  // it keeps what it brings
+  };
+  // Lets the parts of requests wait for a worker, or drops their requests. False: others go first,
+  // and nothing was done.
+  bool queue(std::span<Part> parts, AtTheQueue others = AtTheQueue::kAreWaitedFor) noexcept;
   void drop_refused(std::vector<RefusedRequest>& refused) noexcept;
   // Whether the loop shall run the pass of its turn's requests.
   bool runs_here(const Turn& turn) const;
