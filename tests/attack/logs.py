@@ -7,7 +7,8 @@ server has to tell the reason, keep the state that it had, and take the right co
 ``--kill-every`` faults it is killed with SIGKILL and started again. What is held to:
 
 * each answer has the bits of the whole package of the commit that it names, and no call fails but by a kill;
-* each fault is noticed, once, for its own reason, and nothing of it is taken.
+* each fault is noticed, once, for its own reason, and nothing of it is taken;
+* calls are answered while a fault is there.
 
 The summary tells how many faults of which kind there were. Anything that was not kept makes the exit status 1.
 """
@@ -143,11 +144,11 @@ class Attack:
                         pause_s=BETWEEN_CALLS_S,
                     ) as callers:
                         while done < until and at < self._last:
-                            at = self._spoil(server, version, at)
+                            at = self._spoil(server, version, at, callers)
                             done += 1
                             if done % TOLD_EVERY == 0:
                                 told(f"{done} faults, {self.ends['kills']} kills")
-                    self.ends["answers that were checked"] += sum(callers.answered.values())
+                    self.ends["answers that were checked"] += callers.count()
                     self.ends["NOT KEPT: wrong answers"] += len(callers.wrong)
                     server.process.kill()
                     server.process.wait()
@@ -157,7 +158,9 @@ class Attack:
         keys = ("--require-signature", "--public-key", self._folder / "trusted.pub")
         return RunningServer(self._kind, "--model-repository", version.repository, *FLAGS, *keys)
 
-    def _spoil(self, server: RunningServer, version: FollowedVersion, at: int) -> int:
+    def _spoil(
+        self, server: RunningServer, version: FollowedVersion, at: int, callers: Callers
+    ) -> int:
         """One fault in front of the commit after ``at``, and its end; returns the commit that is served then."""
         fault = self._draw.choice([*self._faults.all, STALE])
         draft = self._history.commits[at + 1]
@@ -181,6 +184,8 @@ class Attack:
         self._keep(told.commit == kept, f"{fault.name}: another state")
         times = told.refused - before.refused
         self._keep(times == 1, f"{fault.name}: refused {times} times")
+        answers = callers.count()
+        server.wait_for(lambda: callers.count() > answers)  # It goes on serving.
         if fault is STALE:
             version.fence({})
         version.put(at + 1, self._history.commits[at + 1])

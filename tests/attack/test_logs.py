@@ -18,7 +18,7 @@ def test_a_few_faulted_logs(server, tmp_path, capsys):
     ends = logs.attack(given, tmp_path)
     assert logs.summary(ends) == 0, capsys.readouterr().out
     assert ends["kills"] == 2
-    assert ends["answers that were checked"] > 10
+    assert ends["answers that were checked"] >= given.faults
 
 
 def test_what_was_not_kept_is_told(capsys):

@@ -43,6 +43,11 @@ class Callers:
                 if not right:
                     self.wrong.append((turn, found))
 
+    def count(self):
+        """How many calls have ended."""
+        with self._lock:
+            return self.answered.total()
+
     def __enter__(self):
         for thread in self._threads:
             thread.start()

@@ -96,6 +96,8 @@ def test_what_becomes_of_the_folder_changes_no_answer(kind, package, in_process,
         for number in range(count):
             server.raw(content, timeout=TIMEOUT_S)
             if number % 20 == 0:
+                # Only then does nothing change between listing the files and looking at their sizes.
+                server.wait_for(written(server, number + 1))
                 sizes = [path.stat().st_size for path in folder.iterdir()]
                 assert sum(sizes) <= 12_288
                 assert max(sizes, default=0) <= 4_096
