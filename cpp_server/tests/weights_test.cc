@@ -5,11 +5,17 @@
 #include <ATen/ops/zeros.h>
 #include <caffe2/serialize/inline_container.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <torch/csrc/jit/serialization/import.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <random>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -167,6 +173,8 @@ TEST(DeviceWeightsTest, WritesWhatTheHostWrites) {
     DeviceWeights on_devices({{"data/0", copies}});
     const auto staged_on_host = on_host.stage(patches);
     const auto staged_on_devices = on_devices.stage(patches);
+    staged_on_host->prepare();
+    EXPECT_EQ(host, before) << round;
     for (int swap = 0; swap < 2; ++swap) {
       staged_on_host->swap();
       staged_on_devices->swap();
@@ -176,6 +184,44 @@ TEST(DeviceWeightsTest, WritesWhatTheHostWrites) {
       EXPECT_EQ(host == before, swap == 1);
     }
   }
+}
+
+TEST(HostWeightsTest, PreparationWritesToThePagesOfRows) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  void* const memory = ::mmap(nullptr, 8 * page, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  const std::span<std::byte> record(static_cast<std::byte*>(memory), 8 * page);
+  // Reading makes each page the system's one page of zeros, which cannot be written to.
+  EXPECT_TRUE(std::all_of(record.begin(), record.end(), [](std::byte one) { return one == std::byte{0}; }));
+  HostWeights weights({{"data/0", record}});
+  const std::array<std::uint32_t, 3> rows = {0, 3, 7};
+  Patch patch;
+  patch.info = {.record = "data/0",
+                .table = "",
+                .stride = page,
+                .width = 100,
+                .count = rows.size(),
+                .rows = "rows/0",
+                .bytes = "bytes/0"};
+  patch.rows.resize(sizeof(rows));
+  std::memcpy(patch.rows.data(), rows.data(), sizeof(rows));
+  patch.bytes.assign(100 * rows.size(), std::byte{1});
+  std::vector<Patch> patches;
+  patches.push_back(std::move(patch));
+  const auto staged = weights.stage(std::move(patches));
+  const auto faults = [] {
+    rusage usage{};
+    ::getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_minflt;
+  };
+  const auto first = faults();
+  staged->prepare();
+  EXPECT_GE(faults() - first, 3);
+  const auto second = faults();
+  staged->swap();
+  EXPECT_EQ(faults(), second);
+  ::munmap(memory, 8 * page);
 }
 
 }  // namespace

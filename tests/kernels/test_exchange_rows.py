@@ -1,5 +1,8 @@
 """``tessera::exchange_rows``, which applies commits, against its slow form."""
 
+import mmap
+import resource
+
 import pytest
 import torch
 
@@ -15,16 +18,17 @@ def drawn(generator, *, rows, width, stride, offset, count, spare=0):
     return storage, chosen, values
 
 
-@pytest.mark.parametrize(
-    ("rows", "width", "stride", "offset", "count"),
-    [
-        (1, 1, 1, 0, 1),
-        (50, 132, 132, 0, 50),
-        (300, 36, 48, 128, 40),
-        (20, 700, 704, 64, 7),
-        (9, 5, 5, 3, 0),
-    ],
-)
+SHAPES = [
+    (1, 1, 1, 0, 1),
+    (50, 132, 132, 0, 50),
+    (300, 36, 48, 128, 40),
+    (20, 700, 704, 64, 7),
+    (3, 9000, 9000, 1, 3),
+    (9, 5, 5, 3, 0),
+]
+
+
+@pytest.mark.parametrize(("rows", "width", "stride", "offset", "count"), SHAPES)
 def test_it_exchanges_the_rows_and_nothing_else(rows, width, stride, offset, count):
     generator = torch.Generator().manual_seed(rows)
     storage, chosen, values = drawn(
@@ -38,6 +42,29 @@ def test_it_exchanges_the_rows_and_nothing_else(rows, width, stride, offset, cou
     assert torch.equal(values, old)
     torch.ops.tessera.exchange_rows(storage, chosen, values, offset, stride)
     assert torch.equal(storage, before)
+
+
+@pytest.mark.parametrize(("rows", "width", "stride", "offset", "count"), SHAPES)
+def test_touching_rows_changes_nothing(rows, width, stride, offset, count):
+    generator = torch.Generator().manual_seed(rows)
+    storage, chosen, _ = drawn(
+        generator, rows=rows, width=width, stride=stride, offset=offset, count=count, spare=11
+    )
+    before = storage.clone()
+    torch.ops.tessera.touch_rows(storage, chosen, width, offset, stride)
+    assert torch.equal(storage, before)
+
+
+def test_touching_rows_writes_to_their_pages():
+    page = mmap.PAGESIZE
+    rows = torch.tensor([0, 3, 7])
+    with mmap.mmap(-1, 8 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        storage = torch.frombuffer(memory, dtype=torch.uint8)
+        assert not storage.any()  # now all pages are the system's one page of zeros
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ops.tessera.touch_rows(storage, rows, 100, 0, page)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt >= before + len(rows)
+        del storage
 
 
 @pytest.mark.parametrize(
@@ -57,4 +84,6 @@ def test_it_refuses_what_lies_outside(rows, offset, stride, said):
     before = storage.clone()
     with pytest.raises(RuntimeError, match=said):
         torch.ops.tessera.exchange_rows(storage, torch.tensor(rows), values, offset, stride)
+    with pytest.raises(RuntimeError, match=said):
+        torch.ops.tessera.touch_rows(storage, torch.tensor(rows), 4, offset, stride)
     assert torch.equal(storage, before)

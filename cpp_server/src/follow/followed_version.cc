@@ -182,6 +182,7 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
     }
   }
   staged.patches = model_.runner.weights()->stage(std::move(staged.commit.patches));
+  staged.patches->prepare();
   return staged;
 }
 

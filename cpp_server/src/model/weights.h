@@ -1,9 +1,9 @@
 // The stored bytes of a loaded model, record by record of its package, to be changed in place while
 // it is served. Tables and dense weights alike: nothing is known of a record but its bytes.
 //
-// Contract: stage takes no part in serving and may be called by any thread; a StagedPatches is used
-// by one thread at a time, and swap only while nothing is computed with the model. What was staged
-// must end before the weights.
+// Contract: stage and prepare take no part in serving and may be called by any thread; a
+// StagedPatches is used by one thread at a time, and swap only while nothing is computed with the
+// model. What was staged must end before the weights.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +30,9 @@ struct Patch {
 class StagedPatches {
  public:
   virtual ~StagedPatches() = default;
+
+  // Does beside serving what would make the first swap take longer, where there is such a thing.
+  virtual void prepare() {}
 
   // Exchanges the staged bytes with the stored ones. So a second call undoes the first. Throws
   // where there is no memory for that, and has changed nothing then.

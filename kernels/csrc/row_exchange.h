@@ -1,0 +1,91 @@
+// Rows of a table in this process's memory that change places with others: how a server applies a
+// commit, and how it takes one back.
+//
+// Rows lie anywhere in gigabytes, so each is a miss of the caches and of the TLB: they are asked for
+// kRowsAhead rows before their turn, which hides most of the way to memory. A page that nobody has
+// written to lately may be protected from it besides, by the system or by the host of a virtual
+// machine, which follows what changes; the first write to such a page takes a microsecond and more,
+// and a commit may touch as many pages as rows. `touch_rows_at` has that behind it before anybody waits.
+//
+// The rows behind the present one are asked for within the loop and in no function of their own: GCC
+// takes one that only prefetches for one that does nothing, and leaves out its calls.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+
+namespace tessera {
+
+// More than a core keeps misses open for rows of 2 or 3 lines.
+inline constexpr std::size_t kRowsAhead = 24;
+inline constexpr std::size_t kRowLine = 64;
+// Of a wide row so many bytes are asked for; the processor finds the rest itself.
+inline constexpr std::size_t kRowAsked = 512;
+inline constexpr std::size_t kRowPage = 4096;
+
+// Calls `work(row, i)` for rows 0 to `count - 1`, of `width` bytes each; `row_at(i)` is where row i
+// begins.
+template <typename RowAt, typename Work>
+void for_each_row(std::size_t count, std::size_t width, RowAt row_at, Work work) {
+  if (width == 0) return;
+  const std::size_t asked = std::min(width, kRowAsked);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kRowsAhead < count) {
+      const std::byte* const next = row_at(i + kRowsAhead);
+      for (std::size_t at = 0; at < asked; at += kRowLine) {
+        __builtin_prefetch(next + at, /*rw=*/1);
+      }
+      __builtin_prefetch(next + asked - 1, /*rw=*/1);
+    }
+    work(row_at(i), i);
+  }
+}
+
+// The compiler knows the size, so that registers hold what is moved.
+template <std::size_t kBytes>
+void exchange_piece(std::byte* a, std::byte* b) {
+  std::byte first[kBytes];
+  std::byte second[kBytes];
+  std::memcpy(first, a, kBytes);
+  std::memcpy(second, b, kBytes);
+  std::memcpy(a, second, kBytes);
+  std::memcpy(b, first, kBytes);
+}
+
+// std::swap_ranges moves one byte at a time, which takes longer, while no batch is computed.
+inline void exchange_bytes(std::byte* a, std::byte* b, std::size_t bytes) {
+  std::size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) exchange_piece<64>(a + at, b + at);
+  for (; at + 16 <= bytes; at += 16) exchange_piece<16>(a + at, b + at);
+  for (; at + 4 <= bytes; at += 4) exchange_piece<4>(a + at, b + at);
+  for (; at < bytes; ++at) exchange_piece<1>(a + at, b + at);
+}
+
+// Exchanges each row with the `width` bytes at `values + i * width`; a second call undoes it.
+template <typename RowAt>
+void exchange_rows_at(std::size_t count, std::size_t width, RowAt row_at, std::byte* values) {
+  for_each_row(count, width, row_at, [values, width](std::byte* row, std::size_t i) {
+    exchange_bytes(row, values + i * width, width);
+  });
+}
+
+// Writes to where `byte` lies and leaves it as it is, whoever reads or writes it meanwhile.
+inline void write_nothing(std::byte* byte) {
+  static const volatile unsigned char nothing = 0;  // so that no compiler makes a reading of it
+  std::atomic_ref<unsigned char>(*reinterpret_cast<unsigned char*>(byte))
+      .fetch_or(nothing, std::memory_order_relaxed);
+}
+
+// Brings rows into the caches and has their pages written to, and changes no byte; beside those who
+// read them, and beside nobody who writes them.
+template <typename RowAt>
+void touch_rows_at(std::size_t count, std::size_t width, RowAt row_at) {
+  for_each_row(count, width, row_at, [width](std::byte* row, std::size_t) {
+    for (std::size_t at = 0; at < width; at += kRowPage) write_nothing(row + at);
+    write_nothing(row + width - 1);
+  });
+}
+
+}  // namespace tessera
