@@ -7,6 +7,7 @@ last, which lists the others.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     )
 
 Bytes: TypeAlias = NDArray[np.uint8]
+
+_MAPPED_BYTES = 16 << 10  # of smaller records the rest of the last page would be too much
 
 _SIGN_REMEDY = "publish with --sign KEY.pem"
 
@@ -92,6 +95,13 @@ class ReadCommit:
     def rows(self, patch: Patch) -> NDArray[np.int64] | None:
         """The numbers ``[count]`` of a patch's rows; None: 0, 1, ... ``count - 1``."""
         return None if not patch.rows else _rows(self.contents[patch.rows])
+
+    def stored_rows(self, patch: Patch) -> NDArray[np.int32] | None:
+        """The same numbers where this commit's own memory has them; None where it has none that fit into 31 bits."""
+        if not patch.rows:
+            return None
+        stored = self.contents[patch.rows].view("<i4")
+        return stored if not len(stored) or int(stored[-1]) >= 0 else None  # they ascend
 
     def new_bytes(self, patch: Patch) -> Bytes:
         """The new bytes of a patch ``[count, width]``."""
@@ -153,7 +163,7 @@ def read_commit(path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = No
     contents: dict[str, Bytes] = {}
 
     def into(entry: Any) -> memoryview:
-        contents[entry.name] = np.empty(entry.bytes, np.uint8)
+        contents[entry.name] = _own_memory(entry.bytes)
         return contents[entry.name].data
 
     records.check(commit.records, into=into)
@@ -241,6 +251,17 @@ def _array(content: bytes | Bytes) -> Bytes:
     if isinstance(content, np.ndarray):
         return np.ascontiguousarray(content).reshape(-1).view(np.uint8)
     return np.frombuffer(content, np.uint8)
+
+
+def _own_memory(size: int) -> Bytes:
+    """``[size]`` bytes, which the system has back as soon as nobody uses them.
+
+    What a server keeps to go back comes and goes in the order of commits and on many threads. The C library would give each
+    thread a part of the memory of its own, and keep the holes in each.
+    """
+    if size < _MAPPED_BYTES:
+        return np.empty(size, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def _rows(content: Bytes) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import mmap
 import random
 
 import numpy as np
@@ -73,6 +74,21 @@ def test_the_same_commit_is_the_same_file(commit, tmp_path):
     assert (tmp_path / "again").read_bytes() == commit.read_bytes()
     names = [entry.name for entry in CommitRecords(commit).entries]
     assert names == [*sorted(names[:-1]), COMMIT_RECORD]
+
+
+def test_large_records_lie_in_mappings_of_their_own(version, monkeypatch):
+    monkeypatch.setattr("tessera.serving.commits.file._MAPPED_BYTES", 1000)
+    folder = version("cpu")
+    read = read_commit(SyntheticPublisher(folder).publish(rows=100))
+    patch = max(read.commit.patches, key=lambda patch: patch.count)
+    assert read.contents[patch.bytes].nbytes > 1000
+    found = read.new_bytes(patch)
+    while isinstance(found, np.ndarray):
+        found = found.base
+    assert isinstance(getattr(found, "obj", found), mmap.mmap)  # a buffer of one
+    rows = read.rows(patch)
+    assert rows is not None
+    assert np.array_equal(read.stored_rows(patch), rows)
 
 
 def test_any_changed_byte_is_noticed(commit, tmp_path):

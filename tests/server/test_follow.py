@@ -1,5 +1,6 @@
 """The parts of following that need no server: the lock, the memory to go back, devices other than the CPU."""
 
+import dataclasses
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,5 +190,8 @@ def test_what_undoes_a_commit_takes_no_more_than_its_file_and_brings_every_byte_
     assert undo.bytes == 50 * (68 + 4)  # a row's number has four bytes in the file, too
     undo.exchanges[0].run()
     assert torch.equal(memory, before)
+    stored = rows.int()
+    beside = dataclasses.replace(exchange, stored_rows=stored)
+    assert beside.compact().rows is stored
     far = Exchange(memory=memory, rows=rows + 2**31, values=values, offset=0, stride=68)
     assert torch.equal(far.compact().rows, far.rows)

@@ -35,6 +35,7 @@ class Exchange:
         values: ``[count, width]`` uint8, on the same device.
         offset: where row 0 begins.
         stride: bytes from one row to the next.
+        stored_rows: ``rows`` in four bytes each where they lie beside ``values`` in memory anyway; None: nowhere.
     """
 
     memory: Tensor
@@ -42,6 +43,7 @@ class Exchange:
     values: Tensor
     offset: int
     stride: int
+    stored_rows: Tensor | None = None
 
     def run(self) -> None:
         """Exchange them; running it again undoes it."""
@@ -63,6 +65,8 @@ class Exchange:
 
     def compact(self) -> Exchange:
         """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
+        if self.stored_rows is not None:
+            return replace(self, rows=self.stored_rows, stored_rows=None)
         if not self.rows.numel() or int(self.rows[-1]) > _LARGEST_INT32:
             return self
         return replace(self, rows=self.rows.int())
@@ -177,6 +181,7 @@ class FollowedModel:
         for patch in read.commit.patches:
             numbers = read.rows(patch)
             rows = torch.arange(patch.count) if numbers is None else torch.from_numpy(numbers)
+            stored = read.stored_rows(patch)
             values = torch.from_numpy(read.new_bytes(patch))
             for number, place in enumerate(self._places(path, patch.record)):
                 # Each place exchanges memory of its own.
@@ -188,6 +193,9 @@ class FollowedModel:
                         values=own.to(place.device),
                         offset=patch.offset,
                         stride=patch.stride,
+                        stored_rows=torch.from_numpy(stored)
+                        if stored is not None and place.device.type == "cpu"
+                        else None,
                     )
                 )
         for exchange in exchanges:
