@@ -77,11 +77,11 @@ def test_the_same_commit_is_the_same_file(commit, tmp_path):
 
 
 def test_large_records_lie_in_mappings_of_their_own(version, monkeypatch):
-    monkeypatch.setattr("tessera.serving.commits.file._MAPPED_BYTES", 1000)
+    monkeypatch.setattr("tessera.serving.commits.file._MAPPED_BYTES", 100)
     folder = version("cpu")
     read = read_commit(SyntheticPublisher(folder).publish(rows=100))
     patch = max(read.commit.patches, key=lambda patch: patch.count)
-    assert read.contents[patch.bytes].nbytes > 1000
+    assert read.contents[patch.bytes].nbytes > 100
     found = read.new_bytes(patch)
     while isinstance(found, np.ndarray):
         found = found.base
