@@ -8,7 +8,8 @@
 # .venv/bin/python), $CALLS how many calls under faults (default 20,000; 0: none).
 #
 # Every process writes what its sanitizer reports into build/cpp/PRESET/reports, so that no report is lost with the
-# log of a server whose log is one of the faults. A report there, or a test that fails, is a failure.
+# log of a server whose log is one of the faults. A report there, or a test that fails, is a failure. GCC's UBSan beside
+# its ASan does not know of that folder: it reports on stderr and ends the process, which the tests say.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${1:?name a preset: asan or tsan}

@@ -112,7 +112,12 @@ def test_out_of_descriptors_and_back(running, attacked, request_file):
     try:
         for name in ("idle_connections", "idle_http"):
             start_floods([name], attacked, SECONDS).communicate()
-            client = PoliteClient(attacked.address, request_file.read_bytes(), timeout_s=TIMEOUT_S)
+            client = PoliteClient(
+                attacked.address,
+                request_file.read_bytes(),
+                timeout_s=TIMEOUT_S,
+                lives=lambda: running.process.poll() is None,
+            )
             client.close()
             assert running.http("/readyz")[0] == 200
     finally:

@@ -77,17 +77,18 @@ class PoliteClient:
     Requests go out when they are due, whether or not those before were answered, so that a server that stands
     still is seen as slow by every call that it delayed.
 
-    The first answer, got before the flood, is what every later one must equal bit for bit.
+    The first answer, got before the flood, is what every later one must equal bit for bit. ``lives`` says whether
+    the server is still there: its end ends the wait for that answer.
     """
 
-    def __init__(self, address, request, *, rate=50.0, timeout_s=PATIENCE_S):
+    def __init__(self, address, request, *, rate=50.0, timeout_s=PATIENCE_S, lives=lambda: True):
         self._channel = grpc.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
         self._call = self._channel.unary_unary(PREDICT)
         self._request = request
         self._rate, self._timeout_s = rate, timeout_s
-        self._expected = scores(self._call(request, timeout=timeout_s, wait_for_ready=True))
+        self._expected = scores(self._first_answer(lives))
         self.latencies_s: list[float] = []
         self.ends: Counter[str] = Counter()
         self._open = threading.Semaphore(0)
@@ -95,6 +96,15 @@ class PoliteClient:
 
     def close(self):
         self._channel.close()
+
+    def _first_answer(self, lives):
+        done = threading.Event()
+        first = self._call.future(self._request, timeout=self._timeout_s, wait_for_ready=True)
+        first.add_done_callback(lambda _: done.set())
+        while not done.wait(1):
+            if not lives():
+                raise ConnectionError("the server has ended")
+        return first.result()
 
     def _done(self, began, call):
         took = time.monotonic() - began
