@@ -3,7 +3,8 @@
 The folders are the request's way through the program; cpp_server/src has the same:
 
     front/         what answers on the ports
-      grpc_front       bytes in; the only file that knows gRPC; hang_up ends its connections
+      grpc_front       bytes in; the only file that knows gRPC; hang_up ends its connections,
+                       send_buffer bounds what is on its way to a client
       message_receiver bounds what messages hold while they are being received
       unpacking        compressed messages, with a bound
       predict_service  one call from its bytes to its answer; counts how it ended

@@ -9,13 +9,14 @@ from tessera.serving.protocol import predictor_pb2 as pb
 from tests.attack import life_calls, lives
 from tests.attack.faults import BROKEN
 from tests.conformance.conformance_harness import commands
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("server", ["python", "cpp"])
 def test_a_few_models_live_and_die(server, tmp_path, capsys):
     if server not in commands():
         pytest.skip("the C++ server is not built (make build)")
-    flags = ["--calls", "2000", "--limit-s", "60", "--models", "4", "--clients", "1"]
+    flags = ["--calls", "2000", "--limit-s", str(PATIENCE_S), "--models", "4", "--clients", "1"]
     given = lives.parse(["--server", server, *flags, "--kill-every-s", "3"])
     assert lives.summary(given, lives.live(given, tmp_path)) == 0, capsys.readouterr().out
 

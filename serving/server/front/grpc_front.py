@@ -31,6 +31,7 @@ from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import WINDOW_BYTES, MessageReceiver
 from tessera.serving.server.front.predict_service import PredictService
 from tessera.serving.server.front.repository_methods import RepositoryMethods
+from tessera.serving.server.front.send_buffer import bound_send_buffers
 from tessera.serving.server.front.token_gate import TokenGate
 from tessera.serving.server.front.unpacking import unpack, unpacked
 from tessera.serving.server.front.wire_protocol import InferProtocol, PredictProtocol, WireProtocol
@@ -231,6 +232,7 @@ class GrpcFront:
             )
         if self._own_address:
             self._server.add_insecure_port(self._own_address)
+        bound_send_buffers(bound)
         await self._server.start()
         self._port = bound
         return bound

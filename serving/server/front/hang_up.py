@@ -7,11 +7,9 @@ that.  A client whose connection ends is told UNAVAILABLE instead, and knows tha
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-from pathlib import Path
 
-_INTERNET = {socket.AF_INET, socket.AF_INET6}
+from tessera.serving.server.front.own_sockets import listens, sockets_of
 
 
 def hang_up(port: int) -> None:
@@ -19,21 +17,6 @@ def hang_up(port: int) -> None:
 
     What has been written to a connection is still sent.  Without effect where there is no /proc.
     """
-    with contextlib.suppress(FileNotFoundError):
-        for entry in list(Path("/proc/self/fd").iterdir()):
-            # A descriptor may be closed by gRPC's threads at any time, and most are not sockets.
-            with contextlib.suppress(OSError):
-                _hang_up(os.dup(int(entry.name)), port)
-
-
-def _hang_up(descriptor: int, port: int) -> None:
-    """End the socket that ``descriptor`` is, if it is one of ``port``'s; closes ``descriptor``."""
-    try:
-        connection = socket.socket(fileno=descriptor)
-    except OSError:
-        os.close(descriptor)
-        raise
-    with connection:
-        if connection.family in _INTERNET and connection.getsockname()[1] == port:
-            listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            connection.shutdown(socket.SHUT_RD if listens else socket.SHUT_WR)
+    for one in sockets_of(port):
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RD if listens(one) else socket.SHUT_WR)
