@@ -253,5 +253,5 @@ bench: install-dev build  ## the benchmarks behind docs/benchmarks.md (about 30 
 	@if [ -x build/cpp/release/tessera-server ]; then $(BIN)/python cpp_server/bench/server_bench.py; fi
 
 clean:  ## remove what the other targets made, the virtual environment included
-	rm -rf $(VENV) .demo .demo-online build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .demo .demo-online build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info tessera/_version.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
