@@ -36,7 +36,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev wheels test-wheels test-bare build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules page-texts config-page metrics-page flags-page docs docs-screenshots monitoring-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: rolling attack attack-lives attack-logs attack-log-lives sanitize help install install-dev version wheels release-notes test-wheels test-bare build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules page-texts config-page metrics-page flags-page docs docs-screenshots monitoring-screenshots bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -87,8 +87,19 @@ test: install-dev build  ## every test that can run on this machine
 	$(BIN)/python -m compileall -q tessera tessera/training tessera/serving tessera/kernels
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-wheels: install-dev build  ## build what others install into dist/: tessera-rec, tessera-rec-server, tessera-rec-client
+# Installing does it, too; this is for the commits after that.
+version: install-dev  ## take the version from git's tag and commit anew, into tessera/_version.py
+	@$(BIN)/python -m setuptools_scm --force-write-version-files
+
+# What is compiled tells its version, so that comes first.
+wheels: version  ## build what others install into dist/: tessera-rec, tessera-rec-server, tessera-rec-client
+	@$(MAKE) --no-print-directory build
 	$(BIN)/python wheels/build.py --out dist
+
+VERSION ?=
+
+release-notes: install-dev  ## what the changelog says of a release, where its tag and version agree: VERSION=0.1.0
+	@$(BIN)/python wheels/release_notes.py $(if $(VERSION),$(VERSION),$(error VERSION is missing: make release-notes VERSION=0.1.0))
 
 test-wheels: wheels  ## install them into fresh environments and go the whole way with both servers (minutes, 2 GB)
 	$(BIN)/python wheels/try_wheels.py --wheels dist
@@ -154,7 +165,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/mypy
 	cd deploy/monitoring && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py ../containers/play.py ../slurm/play_job.py
 	cd docs/site && MYPYPATH=$(CURDIR) $(abspath $(BIN))/mypy *.py
-	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[bct]*.py wheels/sbom.py tests/check_protos.py
+	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py wheels/[brct]*.py wheels/sbom.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
 	$(BIN)/python kernels/row_header.py
 	$(BIN)/python -m tessera.serving.package.generate
@@ -242,5 +253,5 @@ bench: install-dev build  ## the benchmarks behind docs/benchmarks.md (about 30 
 	@if [ -x build/cpp/release/tessera-server ]; then $(BIN)/python cpp_server/bench/server_bench.py; fi
 
 clean:  ## remove what the other targets made, the virtual environment included
-	rm -rf $(VENV) .demo .demo-online build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .demo .demo-online build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info tessera/_version.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

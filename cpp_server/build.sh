@@ -54,7 +54,7 @@ sys.exit(1) if spec is None else print(pathlib.Path(spec.origin).parent / "share
   echo "the C++ server is not built: $python has no torch (run make install first)"
   exit 0
 fi
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' tessera/__init__.py)
+version=$("$python" -c 'import tessera; print(tessera.__version__)')
 launcher=()
 targets=(all)
 clang=$(compgen -c | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -1 || true)

@@ -11,7 +11,9 @@
 Each is laid out in a folder of its own with a pyproject.toml of its own, and built there by setuptools.  What
 holds machine code gets the tag of this machine's processor and of the oldest glibc that the code runs with
 (manylinux_2_N), and needs the release of torch (2.N) that it was compiled against: torch's C++ interface
-changes between releases.  The version is ``tessera.__version__`` everywhere.
+changes between releases.  The version is ``tessera.__version__`` everywhere, which `make wheels` takes from git's tag
+first (docs/releasing.md); a program that was built with another one is refused.  Files of other versions of a
+distributions are removed from the folder.
 
 Each gets a bill of materials, NAME-VERSION.cdx.json beside its wheel and in it (sbom.py tells what it names).
 
@@ -41,6 +43,7 @@ from typing import Any
 from client_modules import client_modules
 from sbom import Bundled, write_bill
 
+from tessera import __version__
 from tessera.releases import FBGEMM_OF_TORCH, after, minor_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +54,8 @@ _LINE = re.compile(r"^\s*(\S+) => (\S+)")
 _SHIPPED = {".py", ".pyi", ".yaml", ".html", ".css", ".js", ".md", ".typed"}
 _SOURCES = {".cpp", ".h", ".cu", ".cuh", ".txt", ".cmake"}
 _CLIENT = ("numpy", "grpcio", "protobuf", "xxhash")
+UNKNOWN = "0.0"
+"""What pyproject.toml calls the version where neither git nor an archive of it tells one."""
 
 
 def main() -> int:
@@ -70,12 +75,23 @@ def main() -> int:
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if __version__ == UNKNOWN:
+        sys.exit("wheels/build.py: the checkout has no version; run make version")
     for name in args.only or names:
         with tempfile.TemporaryDirectory(prefix="tessera-wheel-") as folder:
             names[name](Path(folder), args)
+    remove_others(args.out)
     for path in sorted(args.out.iterdir()):
         print(f"{path}  {path.stat().st_size:,} bytes")
     return 0
+
+
+def remove_others(out: Path) -> None:
+    """Remove the files of other versions: whoever installs ``tessera_rec-*.whl`` means one of them."""
+    for path in out.iterdir():
+        match = re.match(r"tessera-rec(?:-client|-server)?-(\d.*)", path.name.replace("_", "-"))
+        if match and not match[1].startswith((f"{__version__}-", f"{__version__}.")):
+            path.unlink()
 
 
 def build_client(folder: Path, args: argparse.Namespace) -> None:
@@ -83,6 +99,7 @@ def build_client(folder: Path, args: argparse.Namespace) -> None:
     for path in tracked("tessera", "kernels", "serving"):
         if module_of(path) in CLIENT_MODULES or path.name == "py.typed" or is_stub(path):
             copy(path, folder)
+    (folder / "tessera" / "_version.py").write_text(f'__version__ = "{__version__}"\n')
     about: dict[str, Any] = {
         "name": "tessera-rec-client",
         "description": "Clients of Tessera's servers: scores over gRPC, without torch.",
@@ -115,7 +132,7 @@ def build_full(folder: Path, args: argparse.Namespace) -> None:
         "name": "tessera-rec",
         "description": ours["description"],
         "dependencies": [
-            f"tessera-rec-client=={version()}",
+            f"tessera-rec-client=={__version__}",
             torch_requirement(),
             *dependencies,
         ],
@@ -144,6 +161,12 @@ def build_server(folder: Path, args: argparse.Namespace) -> None:
     program = args.server / "tessera-server"
     if not program.exists():
         sys.exit(f"wheels/build.py: {program} is missing; run make build-server")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    if told.stdout != f"tessera-server {__version__}\n":
+        sys.exit(
+            f"wheels/build.py: {program} tells {told.stdout.strip() or told.stderr.strip()!r}, and the wheels are of "
+            f"{__version__}; run make build-server"
+        )
     package = folder / "tessera_rec_server"
     shutil.copytree(ROOT / "wheels" / "server" / "tessera_rec_server", package)
     installed = ["--component", "wheel", "--strip", "--prefix", str(package)]
@@ -180,7 +203,7 @@ def list_parts(
     write_bill(
         (folder / "sboms", out),
         **about,
-        version=version(),
+        version=__version__,
         licence=project()["license"],
         own={"tessera-rec-client": client_dependencies()},
         bundled=bundled,
@@ -211,7 +234,7 @@ def describe(
         "build-system": {"requires": requires, "build-backend": "setuptools.build_meta"},
         "project": {
             "name": name,
-            "version": version(),
+            "version": __version__,
             "description": description,
             "readme": "README.md",
             "license": ours["license"],
@@ -296,14 +319,6 @@ def copy(path: Path, folder: Path) -> None:
     to = folder / installed_path(path)
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / path, to)
-
-
-def version() -> str:
-    """The one version: that of tessera/__init__.py."""
-    text = (ROOT / "tessera" / "__init__.py").read_text()
-    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    assert found is not None
-    return found[1]
 
 
 def project() -> dict[str, Any]:

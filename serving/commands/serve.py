@@ -58,12 +58,16 @@ _BOUNDS = {
 }
 _SERVER = {
     "processes": "processes that answer, with the tables in one memory, one port and one metrics page; "
-    "they share --workers (each has one at least) and --max-inflight-bytes, while the bounds per model are of "
+    "they share --workers (each has one at least), --max-inflight-bytes and --max-connections, while the bounds per model are of "
     "each; only for packages made for CPUs; a client's connection stays with one of them, so that clients need "
     "several connections to use all",
     "max_message_bytes": "largest message, bytes",
     "max_inflight_bytes": "what requests and answers inside the server may take, of all models "
     "together, bytes; messages that are still being received may take about as much again",
+    "max_connections": "connections of the gRPC port at a time, and no more than there are descriptors for (ulimit -n, "
+    "less 64); further ones are closed, and their clients try again",
+    "idle_timeout_s": "how long a gRPC connection may be without a call, seconds; then it is closed, and its client's "
+    "next call makes a new one",
     "max_connection_age_s": "how old a gRPC connection may become, a tenth more or less, seconds; then its client is "
     "asked to connect anew, by which it finds servers that were added, and no call is lost; 0: any age",
     "max_http_connections": "connections of the HTTP port; a new one takes the place of the oldest "

@@ -62,6 +62,8 @@ _LONGEST_DRAIN_S = 1_000_000
 _LONGEST_POLL_S = 86_400
 _LONGEST_FOLLOW_POLL_MS = 3_600_000
 
+_MOST_CONNECTIONS = 1_000_000
+_LONGEST_IDLE_S = 1_000_000
 _OLDEST_CONNECTION_S = 1_000_000
 _MOST_HTTP_CONNECTIONS = 65_536
 _MOST_SHARED_MEMORY_BYTES = 1 << 50
@@ -167,6 +169,9 @@ class ServerConfig:
         max_message_bytes: largest request or response on the wire.
         max_inflight_bytes: what requests and answers inside the server may take, of all models
             together; messages that are still being received may take about as much again.
+        max_connections: connections of the gRPC port at a time, and no more than there are descriptors for
+            (`front.connection_limits`); further ones are closed.
+        idle_timeout_s: how long a gRPC connection may be without a call, in seconds.
         max_connection_age_s: how old a gRPC connection may become, a tenth more or less, in seconds; then its
             client is asked to connect anew, by which it finds servers that were added; 0: any age.
         max_http_connections: connections of the HTTP port at a time; a new one takes the place of the oldest
@@ -216,6 +221,8 @@ class ServerConfig:
     limits: ModelLimits = field(default_factory=ModelLimits)
     max_message_bytes: int = 64 * 1024 * 1024
     max_inflight_bytes: int = 1024 * 1024 * 1024
+    max_connections: int = 4_096
+    idle_timeout_s: int = 3_600
     max_connection_age_s: int = 0
     max_http_connections: int = 128
     shared_memory: bool = False
@@ -280,6 +287,9 @@ class ServerConfig:
         _at_most(_LARGEST_MESSAGE, max_message_bytes=self.max_message_bytes)
         _at_least(1, max_http_connections=self.max_http_connections)
         _at_most(_MOST_HTTP_CONNECTIONS, max_http_connections=self.max_http_connections)
+        _at_least(1, max_connections=self.max_connections, idle_timeout_s=self.idle_timeout_s)
+        _at_most(_MOST_CONNECTIONS, max_connections=self.max_connections)
+        _at_most(_LONGEST_IDLE_S, idle_timeout_s=self.idle_timeout_s)
         _at_least(0, max_connection_age_s=self.max_connection_age_s)
         _at_most(_OLDEST_CONNECTION_S, max_connection_age_s=self.max_connection_age_s)
         _at_least(1, max_shared_memory_bytes=self.max_shared_memory_bytes)
@@ -395,6 +405,12 @@ class ServerConfig:
             )
         _at_least(1, processes=self.processes)
         _at_most(_MOST_PROCESSES, processes=self.processes)
+        if self.max_connections < self.processes:
+            _refuse(
+                "max_connections",
+                self.max_connections,
+                f"each of {self.processes} processes needs one: raise the one or lower the other",
+            )
         if self.processes > 1 and self.shared_memory:
             _refuse(
                 "processes",
@@ -410,13 +426,14 @@ class ServerConfig:
             )
 
     def of_one_process(self) -> ServerConfig:
-        """The same for one of the processes: its share of the workers and of the bytes."""
+        """The same for one of the processes: its share of the workers, of the bytes and of the connections."""
         workers = max(1, self.limits.workers // self.processes)
         return replace(
             self,
             processes=1,
             limits=replace(self.limits, workers=workers),
             max_inflight_bytes=self.max_inflight_bytes // self.processes,
+            max_connections=self.max_connections // self.processes,
         )
 
     def _check_drain(self) -> None:

@@ -19,6 +19,10 @@ from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.daemon_thread import in_thread
 from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import ByteBudget
+from tessera.serving.server.front.connection_limits import (
+    ConnectionLimits,
+    connections_to_be_had,
+)
 from tessera.serving.server.front.grpc_front import GrpcFront
 from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.front.host_rule import HostRule
@@ -163,11 +167,19 @@ class Server:
             ),
             security=self._security,
             max_message_bytes=config.max_message_bytes,
-            max_connection_age_s=config.max_connection_age_s,
+            connections=self._connection_limits(),
             shares_port=shares_port,
             own_address=own_address,
             origins=self._observer.grpc_origins(shared.origin_secret if shared else ""),
             memory=self._memory,
+        )
+
+    def _connection_limits(self) -> ConnectionLimits:
+        of_regions = 0 if self._memory is None else self._memory.limits.descriptors
+        return ConnectionLimits(
+            most=connections_to_be_had(self._config.max_connections, of_regions),
+            max_age_s=self._config.max_connection_age_s,
+            idle_s=self._config.idle_timeout_s,
         )
 
     def _index(self) -> list[IndexRow]:

@@ -492,9 +492,9 @@ def help_flags(kind):
 
 
 CONNECTION_FLAGS = {
-    *("--max-connections", "--max-connection-streams", "--max-streams", "--max-header-bytes"),
+    *("--max-connection-streams", "--max-streams", "--max-header-bytes"),
     *("--max-control-frames-per-s", "--max-pings-per-s", "--max-resets-per-s"),
-    *("--handshake-timeout-s", "--message-timeout-s", "--write-timeout-s", "--idle-timeout-s"),
+    *("--handshake-timeout-s", "--message-timeout-s", "--write-timeout-s"),
 }
 """Limits of the C++ server's own HTTP/2 layer; Python's library has its own, which cannot be set."""
 

@@ -3,6 +3,6 @@
 
 namespace tessera {
 
-inline constexpr const char* kVersion = TESSERA_VERSION;
+extern const char* const kVersion;
 
 }  // namespace tessera

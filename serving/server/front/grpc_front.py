@@ -25,6 +25,7 @@ from tessera.serving.protocol.pool import POOL
 from tessera.serving.repository.choice import MAX_TRAFFIC_KEY_BYTES
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.byte_budget import ByteBudget, HeldBytes
+from tessera.serving.server.front.connection_limits import ConnectionLimits
 from tessera.serving.server.front.hang_up import hang_up
 from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.front.kserve_metadata import KserveMetadata
@@ -78,8 +79,6 @@ _MAX_TOLD_BYTES = 64 * 1024
 """What messages of health checks, watches and reflection may unpack to."""
 
 _SETTINGS_MS = 5_000
-# What calls may take that are open when their connection is too old.
-_AGE_GRACE_MS = 30_000
 """What a new client may take to acknowledge the server's settings before its connection ends."""
 
 _HANDSHAKE_MS = 10_000
@@ -104,7 +103,7 @@ class GrpcFront:
         receiver: bounds the messages that are being received.
         security: who may call.
         max_message_bytes: largest request or response.
-        max_connection_age_s: how old a connection may become, in seconds; 0: any age.
+        connections: how many of them there may be, and how long.
         shares_port: whether other processes of the same server listen on the same port.
         own_address: where this server's own processes ask, without TLS, as gRPC writes it; empty: nowhere else.
         origins: tells where calls for scores come from; None: nobody asks.
@@ -122,7 +121,7 @@ class GrpcFront:
         receiver: MessageReceiver,
         security: Security,
         max_message_bytes: int,
-        max_connection_age_s: int,
+        connections: ConnectionLimits,
         shares_port: bool,
         own_address: str = "",
         origins: GrpcOrigins | None = None,
@@ -160,7 +159,7 @@ class GrpcFront:
                 # Until a client has acknowledged our limits, gRPC lets it send headers of 16 MiB a call.
                 ("grpc.http2.settings_timeout", _SETTINGS_MS),
                 ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-                *_ages(max_connection_age_s),
+                *connections.grpc_options(),
                 # gRPC may stop reading a connection until it has something to write to it, and does not
                 # see that it was aborted meanwhile; a ping is something to write.
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -360,16 +359,6 @@ def peer_address(peer: str) -> str:
     """The IP address in what gRPC calls the other end, such as ``ipv4:127.0.0.1:5000`` and ``ipv6:%5B::1%5D:5000``."""
     host = unquote(peer.partition(":")[2].rpartition(":")[0])
     return host.removeprefix("[").removesuffix("]")
-
-
-def _ages(max_s: int) -> list[tuple[str, int]]:
-    """The settings of gRPC for connections that become so old, in seconds; it takes a tenth more or less."""
-    if max_s == 0:
-        return []
-    return [
-        ("grpc.max_connection_age_ms", max_s * 1_000),
-        ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
-    ]
 
 
 def _reader(message: Any) -> Callable[[bytes], Any]:
