@@ -41,6 +41,14 @@ class EmbeddingOffloadStats(CacheStatistics):
         self.hist = mrc_hist_counts
         self.bins = torch.linspace(0, height, len(mrc_hist_counts) + 1)
 
+    def __repr__(self) -> str:
+        # The same in every process, for hashes of planners' inputs.
+        return (
+            f"EmbeddingOffloadStats(cacheability={self._cacheability}, "
+            f"expected_lookups={self._expected_lookups}, mrc_hist_counts={self.hist.tolist()}, "
+            f"height={self.height})"
+        )
+
     @property
     def expected_lookups(self) -> int:
         """Distinct ids of a step, of all ranks together."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from tessera.errors import refuse_unknown
 from tessera.training.distributed.planner import constants
@@ -18,9 +18,12 @@ from tessera.training.distributed.planner.bandwidths import (
 Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Storage:
     """Bytes of device memory (``hbm``), of host memory (``ddr``) and of solid-state disks (``ssd``).
+
+    A reservation of a program's own may change those of a copied topology's devices in place; what is
+    in a set or a key of a dictionary must stay as it is.
 
     No kernel here keeps rows on a disk; an estimator of a program's own may.
     """
@@ -211,7 +214,9 @@ class Topology:
         """The same hardware with other amounts of memory, one per rank."""
         other = object.__new__(Topology)
         other.__dict__.update(self.__dict__)
-        other.devices = [DeviceHardware(rank, amount) for rank, amount in enumerate(storage)]
+        other.devices = [
+            DeviceHardware(rank, replace(amount)) for rank, amount in enumerate(storage)
+        ]
         return other
 
     def with_bandwidths(self, **bandwidths: float) -> Topology:
@@ -232,6 +237,11 @@ class Topology:
             links.update({name: bandwidths.get(name, usual) for name, usual in links.items()})
             other.comms_bandwidths = BasicCommsBandwidths(**links)
         return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
+        """The same hardware, whose devices may be changed."""
+        del memo
+        return self.with_storage([device.storage for device in self.devices])
 
     def __repr__(self) -> str:
         first = self.devices[0].storage

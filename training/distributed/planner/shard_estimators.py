@@ -9,6 +9,7 @@ Backward passes send the same bytes in the opposite direction.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from tessera.training.distributed.planner import constants
@@ -70,7 +71,7 @@ def _optimizer_of(sharder: Any) -> str:
 
 
 def _sharder_of(option: ShardingOption, sharder_map: dict[str, Any] | None) -> Any:
-    return (sharder_map or {}).get(type_name(type(option.module[1])))
+    return (sharder_map or {}).get(option.module_type_key)
 
 
 def type_name(kind: type) -> str:
@@ -107,7 +108,7 @@ class _EstimatorBySize(ShardEstimator):
                 key = tuple(shard.size)
                 if key not in known:
                     known[key] = self._of(option, shard, sharder)
-                setattr(shard, self._property, known[key])
+                setattr(shard, self._property, replace(known[key]))
 
     @abstractmethod
     def _of(self, option: ShardingOption, shard: Shard, sharder: Any) -> Any:

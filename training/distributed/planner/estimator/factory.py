@@ -22,7 +22,6 @@ from tessera.training.distributed.planner.estimator.evaluators import (
 )
 from tessera.training.distributed.planner.estimator.hardware_config import HardwarePerfConfig
 from tessera.training.distributed.planner.hardware import Topology
-from tessera.training.distributed.planner.shard_estimators import type_name
 from tessera.training.distributed.planner.sharder_data import SharderData, build_sharder_data
 from tessera.training.distributed.planner.types import ShardEstimator, ShardingOption
 
@@ -89,7 +88,7 @@ class EmbeddingPerfEstimatorV2(ShardEstimator):
         known: dict[str, SharderData] = {}
         for option in sharding_options:
             self._config.validate_sharding_type(option.sharding_type)
-            key = type_name(type(option.module[1]))
+            key = option.module_type_key
             if key not in known:
                 known[key] = _data_of((sharder_map or {}).get(key))
             sizes = [shard.size for shard in option.shards]
