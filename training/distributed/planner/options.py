@@ -243,6 +243,27 @@ class ShardingOption:
         shards = [(list(shard.offset), list(shard.size)) for shard in self.shards]
         return hash_sha256_to_int([self.fqn, self.sharding_type, self.compute_kernel, shards])
 
+    def with_constraints(self, constraints: ParameterConstraints | None) -> ShardingOption:
+        """The option with other constraints of its table and with the same shards; None: the option itself.
+
+        Its ``input_lengths`` stay as they are.
+
+        Raises:
+            ValueError: lists of the constraints are of another number of features.
+        """
+        if constraints is None:
+            return self
+        features = len(self.input_lengths)
+        batch_size = constraints.batch_size or self.batch_size
+        weighted = constraints.is_weighted
+        return replace(
+            self,
+            constraints=constraints,
+            batch_size=batch_size,
+            bags_per_sample=constraints.bags_per_sample(batch_size, features),
+            is_weighted=self.is_weighted if weighted is None else weighted,
+        )
+
     def placed(self, ranks: Sequence[int]) -> ShardingOption:
         """A copy whose shards lie on ``ranks``."""
         shards = [

@@ -9,6 +9,7 @@ Backward passes send the same bytes in the opposite direction.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from tessera.training.distributed.planner.exchange_times import (
     exchange_seconds,
 )
 from tessera.training.distributed.planner.types import (
+    ParameterConstraints,
     Perf,
     Shard,
     ShardEstimator,
@@ -94,14 +96,24 @@ class _EstimatorBySize(ShardEstimator):
 
     _property: ClassVar[str]
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+    ) -> None:
         self._topology = topology
+        self._constraints = dict(constraints or {})
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_map: dict[str, Any] | None = None
     ) -> None:
-        """Set the property on every shard of every option."""
-        for option in sharding_options:
+        """Set the property on every shard of every option.
+
+        Raises:
+            ValueError: lists of constraints of another number of features than the option has.
+        """
+        for given in sharding_options:
+            option = given.with_constraints(self._constraints.get(given.name))
             sharder = _sharder_of(option, sharder_map)
             known: dict[tuple[int, ...], Any] = {}
             for shard in option.shards:
@@ -120,6 +132,7 @@ class EmbeddingPerfEstimator(_EstimatorBySize):
 
     Args:
         topology: bandwidths.
+        constraints: by table, in the place of those that the options have.
     """
 
     _property = "perf"
@@ -205,6 +218,7 @@ class EmbeddingStorageEstimator(_EstimatorBySize):
 
     Args:
         topology: where ids and vectors lie (device memory on ``cuda``).
+        constraints: by table, in the place of those that the options have.
     """
 
     _property = "storage"

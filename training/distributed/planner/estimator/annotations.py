@@ -20,10 +20,10 @@ bytes per second, times milliseconds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from tessera.training.distributed.sharding.registry import strategy_of
 
@@ -55,14 +55,18 @@ def _mark(part: str, sharding_type: Types | None) -> Callable[[Method], Method]:
     return marked
 
 
-@lru_cache(maxsize=256)
-def _marked(config: Hashable) -> tuple[tuple[str, _Mark], ...]:
+_KNOWN: WeakKeyDictionary[type[Any], tuple[tuple[str, _Mark], ...]] = WeakKeyDictionary()
+
+
+def _marked(config: type[Any]) -> tuple[tuple[str, _Mark], ...]:
     """The marked methods of a class, by name."""
-    return tuple(
-        (name, mark)
-        for name in dir(config)
-        for mark in getattr(inspect.getattr_static(config, name, None), _MARKS, ())
-    )
+    if config not in _KNOWN:
+        _KNOWN[config] = tuple(
+            (name, mark)
+            for name in dir(config)
+            for mark in getattr(inspect.getattr_static(config, name, None), _MARKS, ())
+        )
+    return _KNOWN[config]
 
 
 def _method(config: Any, part: str, sharding_type: str | None) -> Callable[..., Any] | None:
@@ -89,7 +93,8 @@ def _of_method(
 ) -> Callable[..., Any]:
     """A decorator that may be written with or without strategies."""
     if callable(method_or_sharding_type):
-        return _mark(part, None)(method_or_sharding_type)
+        method: Callable[..., Any] = _mark(part, None)(method_or_sharding_type)
+        return method
     return _mark(part, method_or_sharding_type if sharding_type is None else sharding_type)
 
 
