@@ -89,7 +89,7 @@ def test_gradients_of_replicated_tables_are_added_up_too():
 
 
 class OwnPipeline(TrainPipeline):
-    """A program's own pipeline, which is no `TrainPipelineBase`."""
+    """A program's own pipeline, which is not a `TrainPipelineBase`."""
 
     def __init__(self, model, optimizer):
         self._model, self._optimizer = model, optimizer

@@ -173,7 +173,7 @@ class ModuleSharder(ABC, Generic[M]):
 
 
 _SCALE_BYTES = 4
-"""Of the scale and the bias of a quantized row, two 16-bit numbers."""
+"""The scale and the bias of a quantized row are two 16-bit numbers."""
 _ON_HOST = frozenset({"fused_uvm", "fused_uvm_caching", "quant_uvm", "quant_uvm_caching"})
 
 

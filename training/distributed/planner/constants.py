@@ -95,7 +95,7 @@ COLLECTIVE_LATENCY_MS = 0.001
 """A table's share of what a collective costs before its first byte: one carries many tables."""
 
 _UVM_SHARE = 0.1
-"""Of the bus's bandwidth that single rows reach which a GPU reads from host memory."""
+"""A GPU that reads single rows from host memory reaches this share of the bus's bandwidth."""
 
 
 def kernel_bw_lookup(  # noqa: PLR0917 - the signature TorchRec users know

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tessera.training.distributed.planner.constraints import ParameterConstraints
     from tessera.training.distributed.planner.hardware import Topology
-    from tessera.training.distributed.planner.types import Enumerator, StorageReservation
 
 
 def hash_sha256_str(hashable_list: list[Any]) -> str:
@@ -46,8 +45,8 @@ def _rounded(size: int) -> str:
 def hash_planner_context_inputs(  # noqa: PLR0917 - the signature TorchRec users know
     topology: Topology,
     batch_size: int,
-    enumerator: Enumerator,
-    storage_reservation: StorageReservation,
+    enumerator: Any,
+    storage_reservation: Any,
     constraints: Mapping[str, ParameterConstraints] | None,
     hash_function: Callable[[list[Any]], int] = hash_sha256_to_int,
 ) -> int:
@@ -56,8 +55,8 @@ def hash_planner_context_inputs(  # noqa: PLR0917 - the signature TorchRec users
     Args:
         topology: the ranks.
         batch_size: samples per rank and step.
-        enumerator: has listed the ways (``last_stored_search_space``).
-        storage_reservation: has reserved memory (``last_reserved_topology``).
+        enumerator: an `EmbeddingEnumerator` that has listed the ways (``last_stored_search_space``).
+        storage_reservation: one that has reserved memory (``last_reserved_topology``).
         constraints: by table name.
         hash_function: of a list of what is told apart.
 
@@ -72,8 +71,8 @@ def hash_planner_context_inputs(  # noqa: PLR0917 - the signature TorchRec users
 def hash_planner_context_inputs_str(  # noqa: PLR0917 - the signature TorchRec users know
     topology: Topology,
     batch_size: int,
-    enumerator: Enumerator,
-    storage_reservation: StorageReservation,
+    enumerator: Any,
+    storage_reservation: Any,
     constraints: Mapping[str, ParameterConstraints] | None,
     hash_function: Callable[[list[Any]], str] = hash_sha256_str,
 ) -> str:
@@ -86,8 +85,8 @@ def hash_planner_context_inputs_str(  # noqa: PLR0917 - the signature TorchRec u
 def _inputs(
     topology: Topology,
     batch_size: int,
-    enumerator: Enumerator,
-    storage_reservation: StorageReservation,
+    enumerator: Any,
+    storage_reservation: Any,
     constraints: Mapping[str, ParameterConstraints] | None,
 ) -> list[Any]:
     space = getattr(enumerator, "last_stored_search_space", None)

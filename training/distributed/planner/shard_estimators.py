@@ -20,6 +20,7 @@ from tessera.training.distributed.planner.exchange_times import (
     Links,
     exchange_seconds,
 )
+from tessera.training.distributed.planner.sharder_data import get_num_poolings
 from tessera.training.distributed.planner.types import (
     ParameterConstraints,
     Perf,
@@ -37,6 +38,7 @@ __all__ = [
     "EmbeddingOffloadStats",
     "EmbeddingPerfEstimator",
     "EmbeddingStorageEstimator",
+    "get_num_poolings",
     "type_name",
 ]
 

@@ -16,7 +16,7 @@ from tessera.training.distributed.collections.sharders import (
 from tessera.training.distributed.comm.codec_types import CommOp
 from tessera.training.distributed.plan.sharded_module import ModuleSharder, StorageUsageType
 from tessera.training.distributed.planner.constraints import ParameterConstraints
-from tessera.training.distributed.planner.types import ShardingOption
+from tessera.training.distributed.planner.options import ShardingOption
 
 _COLLECTIVES = (
     CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name,
@@ -74,7 +74,7 @@ def build_sharder_data_map(
 
 
 def _bytes_of(dtype: torch.dtype | Callable[[], torch.dtype]) -> int:
-    """Of a codec's type, which is a property of some codecs and a method of others."""
+    """Return the bytes of a codec's type, which some codecs have as a property and some as a method."""
     return (dtype if isinstance(dtype, torch.dtype) else dtype()).itemsize
 
 

@@ -33,6 +33,7 @@ from tessera.training.distributed.planner.context_hash import (
 )
 from tessera.training.distributed.planner.hardware import DeviceHardware, Perf, Storage, Topology
 from tessera.training.distributed.planner.options import Shard, ShardingOption, per_rank
+from tessera.training.distributed.planner.sharder_data import SharderData, SharderDataMap
 from tessera.training.distributed.sharding.registry import PartitionByType
 
 __all__ = [
@@ -54,6 +55,8 @@ __all__ = [
     "Proposer",
     "Shard",
     "ShardEstimator",
+    "SharderData",
+    "SharderDataMap",
     "ShardingOption",
     "ShardingPlanner",
     "Stats",

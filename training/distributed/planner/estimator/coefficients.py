@@ -18,7 +18,7 @@ _SHARES = {"table_column_wise": "column_wise", "grid_shard": "table_row_wise"}
 
 @dataclass(frozen=True)
 class PerfCoefficient:
-    """Of one pass.
+    """What the sizes of one pass are multiplied with.
 
     Attributes:
         input_read_size_multiplier: of the bytes of ids.
@@ -44,7 +44,7 @@ class PerfCoefficient:
 
 @dataclass(frozen=True)
 class EstimatorPerfCoefficients:
-    """Of both passes; ``bwd`` None: a backward pass takes a multiple of the forward pass's time."""
+    """Holds those of both passes; ``bwd`` None: a backward pass takes a multiple of the forward's time."""
 
     fwd: PerfCoefficient = field(default_factory=PerfCoefficient)
     bwd: PerfCoefficient | None = None
@@ -97,7 +97,7 @@ class PerfCoefficientConfig:
     def get_coefficients(
         self, sharding_type: str, compute_kernel: str | None = None
     ) -> EstimatorPerfCoefficients:
-        """Those of the kernel, else of the strategy, else the default; case does not matter."""
+        """Return those of the kernel, else of the strategy, else the default; case does not matter."""
         kind = sharding_type.lower()
         of_kernel = self.by_kernel.get((kind, (compute_kernel or "").lower()))
         of_type: EstimatorPerfCoefficients | None = None

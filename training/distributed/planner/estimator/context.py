@@ -132,7 +132,7 @@ class ShardPerfContext:
         use_batch_inputs_for_expected_cache_fetches: bool = False,
         use_linear_regression_prefetch_estimate: bool = False,
     ) -> list[ShardPerfContext]:
-        """Those of an option's shards.
+        """Return the contexts of an option's shards.
 
         Args:
             config: the hardware.

@@ -286,7 +286,7 @@ class RowWiseEvaluator(EmbeddingShardingPerfEvaluator):
         super().__init__(sharding_type, is_inference=is_inference)
 
     def get_batch_inputs_divisor(self, ctx: ShardPerfContext) -> int:
-        """All ranks."""
+        """Return the number of all ranks."""
         return ctx.world_size
 
 
@@ -299,7 +299,7 @@ class TableRowWiseEvaluator(EmbeddingShardingPerfEvaluator):
         super().__init__(sharding_type, is_inference=is_inference)
 
     def get_batch_inputs_divisor(self, ctx: ShardPerfContext) -> int:
-        """The ranks of a host's group."""
+        """Return the number of ranks of a host's group."""
         return ctx.intra_group_size
 
 

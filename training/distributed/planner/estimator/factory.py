@@ -63,7 +63,7 @@ class EmbeddingPerfEstimatorV2(ShardEstimator):
 
     @property
     def config(self) -> HardwarePerfConfig:
-        """The hardware."""
+        """Return the hardware that is estimated for."""
         return self._config
 
     @property

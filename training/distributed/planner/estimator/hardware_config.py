@@ -94,7 +94,7 @@ class HardwarePerfConfig:
     def get_coefficients_for_sharding(
         self, sharding_type: str, compute_kernel: str | None = None
     ) -> EstimatorPerfCoefficients:
-        """Those of marked methods, else of `coefficients`, for a strategy and a kernel."""
+        """Return those of marked methods, else of `coefficients`, for a strategy and a kernel."""
         return self._marked_coefficients(sharding_type) or self.coefficients.get_coefficients(
             sharding_type, compute_kernel
         )
