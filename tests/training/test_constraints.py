@@ -13,6 +13,7 @@ from tessera.training.distributed.planner import (
     Topology,
 )
 from tessera.training.distributed.planner.enumerators import EmbeddingEnumerator
+from tessera.training.distributed.planner.partitioners import GreedyPerfPartitioner
 from tessera.training.distributed.planner.stats import NoopEmbeddingStats
 from tessera.training.distributed.planner.storage_reservations import (
     FixedPercentageStorageReservation,
@@ -158,8 +159,9 @@ def test_an_option_says_where_its_shards_may_lie():
     moved = ShardingOption(sharding_type="row_wise", partition_by="device", **fields)
     assert moved.partition_by == "device"
     assert moved.placed([1]).partition_by == "device"
+    wrong = ShardingOption(sharding_type="row_wise", partition_by="devise", **fields)
     with pytest.raises(ValueError, match="partition_by is 'devise'"):
-        ShardingOption(sharding_type="row_wise", partition_by="devise", **fields)
+        GreedyPerfPartitioner().partition([wrong], Topology(1, "cpu"))
 
 
 @pytest.mark.parametrize("kind", [EmbeddingBagConfig, EmbeddingConfig])

@@ -223,6 +223,19 @@ def test_a_store_refuses_what_its_mode_does_not_keep():
     assert (found.ids.tolist(), found.states.tolist()) == ([4, 5, 6], [-1.0, 3.0, -3.0])
 
 
+def test_states_without_a_mode_are_kept_until_rows_must_be_told_apart():
+    store = DeltaStoreTrec()
+    store.append(1, "t", torch.tensor([5]), torch.tensor([0.5]))
+    store.append(2, "t", torch.tensor([5]), torch.tensor([0.7]))
+    kept = store.get_indexed_lookups(1, 3)["t"]
+    assert [float(own.states) for own in kept] == pytest.approx([0.5, 0.7])
+    for ask in (store.get_unique, lambda: store.compact(1, 3)):
+        with pytest.raises(ValueError, match="updateMode is NONE, which does not say"):
+            ask()
+    store.delete(up_to_idx=2)
+    assert [own.batch_idx for own in store.per_fqn_lookups["t"]] == [2]
+
+
 def rows_of_this_rank():
     model = built(pooled=True, place=sharding_plan.row_wise(compute_kernel="fused"))
     tracker = model.init_torchrec_delta_tracker(DeltaTrackerConfig())

@@ -20,6 +20,7 @@ from tessera.training.distributed.train_pipeline import (
     SparseDataDistUtil,
     StagedTrainPipeline,
     TorchCompileConfig,
+    TrainPipeline,
     TrainPipelineBase,
     TrainPipelinePT2,
     TrainPipelineSparseDist,
@@ -85,6 +86,43 @@ def test_gradients_of_several_batches_make_one_step(pipeline_type, says_last):
 
 def test_gradients_of_replicated_tables_are_added_up_too():
     run_on_ranks(2, added_up, TrainPipelineSparseDist, 3, False, True)
+
+
+class OwnPipeline(TrainPipeline):
+    """A program's own pipeline, which is not a `TrainPipelineBase`."""
+
+    def __init__(self, model, optimizer):
+        self._model, self._optimizer = model, optimizer
+
+    def progress(self, dataloader_iter):
+        self._optimizer.zero_grad()
+        loss = self._model(next(dataloader_iter)).sum()
+        loss.backward()
+        self._optimizer.step()
+        return loss
+
+
+def test_gradients_are_added_up_for_a_programs_own_pipeline():
+    model = nn.Linear(3, 1, bias=False)
+    start, batches = model.weight.detach().clone(), torch.rand(4, 2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pipeline = GradientAccumulationWrapper(
+        OwnPipeline(model, optimizer), optimizer, model, GradientAccumulationConfig(num_steps=2)
+    )
+    iterator = iter(batches)
+    for step in range(4):
+        pipeline.progress(iterator)
+        whole = batches[: (step + 1) // 2 * 2].sum((0, 1))
+        torch.testing.assert_close(model.weight, start - 0.1 * whole)
+
+    class NoOptimizer(TrainPipeline):
+        def progress(self, dataloader_iter):
+            return next(dataloader_iter)
+
+    with pytest.raises(UserError, match="NoOptimizer has no _optimizer"):
+        GradientAccumulationWrapper(
+            NoOptimizer(), optimizer, model, GradientAccumulationConfig(num_steps=2)
+        )
 
 
 def test_a_step_needs_a_batch():

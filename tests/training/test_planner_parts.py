@@ -183,18 +183,22 @@ def test_hardware_is_estimated_by_its_name():
     class Half(HardwarePerfConfig):
         hbm_mem_bw = constants.H200_HBM_MEM_BW / 2
 
-    topology, model = gpus(1), tables((1000, 64))
+    topology, model = gpus(1), tables((1000, 128))
 
     def forward_ms(estimator):
         enumerator = EmbeddingEnumerator(topology, 512, estimator=estimator)
         return enumerator.enumerate(model, [PlannedTables()])[0].shards[0].perf.fwd_compute
 
     usual = forward_ms(EmbeddingPerfEstimator(topology))
-    assert forward_ms(EmbeddingPerfEstimatorFactory.create("default_estimator", topology)) == usual
-    assert forward_ms(EmbeddingPerfEstimatorFactory.create("HALF", topology)) == 2 * usual
+    assert (
+        forward_ms(EmbeddingPerfEstimatorFactory.create("default_estimator", topology=topology))
+        == usual
+    )
+    half = EmbeddingPerfEstimatorFactory.create("HALF", topology=topology)
+    assert forward_ms(half) == 2 * usual
     assert topology.hbm_mem_bw == constants.H200_HBM_MEM_BW
     with pytest.raises(ValueError, match="hardware_name"):
-        EmbeddingPerfEstimatorFactory.create("halve", topology)
+        EmbeddingPerfEstimatorFactory.create("halve", topology=topology)
 
 
 # Callbacks, time, loaders

@@ -14,7 +14,9 @@ _LOGS = "for the logs of TorchRec's own makers"
 _COMPILE = "for `torch.compile` and `torch.export` of TorchRec's own modules"
 _TBE = "tables are held by `distributed.tables.kernels`, which have an interface of their own"
 _STRATEGIES = "one `EmbeddingSharding` serves all strategies, which are records of `distributed.sharding.registry`"
-_ESTIMATES = "times come from bandwidths and bytes in `distributed.planner.shard_estimators`"
+_ESTIMATES = "bytes come from what a strategy moves, in `distributed.planner.shard_estimators`"
+_MARKS = "marks of methods are read by `get_forward_compute` and the functions beside it"
+_INFERENCE = "an evaluator takes `is_inference`; `INFERENCE_EVALUATORS` has those"
 _PLANNER = "a tool of TorchRec's own planner"
 _METRIC_THREADS = "metrics are computed by the thread that trains"
 _SERVING = "models are packaged and served by `tessera package-model` and `tessera serve`"
@@ -67,7 +69,9 @@ REASONS: list[tuple[str, str]] = [
         "tables are moved by `distributed.collections.shard_moves`, in one all-to-all",
     ),
     (r"distributed\.sharding\..*", _STRATEGIES),
-    (r"distributed\.planner\.(estimator|shard_estimators)\..*", _ESTIMATES),
+    (r"distributed\.planner\.estimator\.annotations\..*", _MARKS),
+    (r"distributed\.planner\.estimator\.estimator\..*", _INFERENCE),
+    (r"distributed\.planner\.shard_estimators\..*", _ESTIMATES),
     (
         r"distributed\.planner\.types\.(HardwareConfig|KernelConfig|TrainerConfig|Topology(ConfigBase|Factory))",
         "a `Topology` is made by its constructor",

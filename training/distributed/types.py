@@ -20,7 +20,8 @@ from tessera.training.distributed.model.replica_config import (
 )
 from tessera.training.distributed.plan.plan_types import (
     BoundsCheckMode as BoundsCheckMode, CacheAlgorithm as CacheAlgorithm,
-    CacheParams as CacheParams, ComputeKernel as ComputeKernel,
+    CacheParams as CacheParams, CacheStatistics as CacheStatistics,
+    ComputeKernel as ComputeKernel,
     EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan,
     KeyValueParams as KeyValueParams,
     ModuleShardingPlan as ModuleShardingPlan, ParameterSharding as ParameterSharding,
@@ -31,7 +32,8 @@ from tessera.training.distributed.plan.sharded_module import (
     CompIn as CompIn, DistOut as DistOut, M as M, ModuleNoCopyMixin as ModuleNoCopyMixin,
     ModuleSharder as ModuleSharder, NullShardedModuleContext as NullShardedModuleContext,
     NullShardingContext as NullShardingContext, Out as Out, ShardedModule as ShardedModule,
-    ShrdCtx as ShrdCtx, get_tensor_size_bytes as get_tensor_size_bytes,
+    ShrdCtx as ShrdCtx, StorageUsageType as StorageUsageType,
+    compute_storage_usage as compute_storage_usage, get_tensor_size_bytes as get_tensor_size_bytes,
 )
 from tessera.training.modules.embedding_configs import DataType as DataType
 from tessera.training.streamable import (

@@ -13,10 +13,14 @@ from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
-    ParameterStorage,
     ShardingType,
 )
-from tessera.training.distributed.plan.sharded_module import M, ModuleSharder
+from tessera.training.distributed.plan.sharded_module import (
+    M,
+    ModuleSharder,
+    StorageUsageType,
+    compute_storage_usage,
+)
 from tessera.training.distributed.sharding.registry import strategies, strategy_of
 from tessera.training.distributed.tables.table_shards import EmbeddingComputeKernel
 from tessera.training.optim.fused import FusedParams
@@ -52,14 +56,9 @@ class _SharderOfTables(ModuleSharder[M], Generic[M]):
         self, tensor: Tensor, compute_device_type: str, compute_kernel: str
     ) -> dict[str, int]:
         """Bytes of a table (with its scales), by the memory that they lie in."""
-        on_host = compute_device_type == "cpu" or compute_kernel in {
-            EmbeddingComputeKernel.FUSED_UVM.value,
-            EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
-            EmbeddingComputeKernel.QUANT_UVM.value,
-            EmbeddingComputeKernel.QUANT_UVM_CACHING.value,
-        }
-        storage = ParameterStorage.DDR if on_host else ParameterStorage.HBM
-        return {storage.value: tensor.element_size() * tensor.numel()}
+        return compute_storage_usage(
+            tensor, compute_device_type, compute_kernel, StorageUsageType.BASE
+        )
 
 
 class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):

@@ -73,12 +73,12 @@ class DeltaStoreTrec(DeltaStore):
         """Keep rows ``[n]`` of the lookups of a step, and their states ``[n, ...]``.
 
         Raises:
-            ValueError: states where none are kept, or none where some are.
+            ValueError: there are no states, and ``updateMode`` chooses among them.
         """
-        if (states is None) != (self._mode is UpdateMode.NONE):
+        if states is None and self._mode is not UpdateMode.NONE:
             raise ValueError(
-                f"{fqn}: states are {'not ' if states is None else ''}given and updateMode is "
-                f"{self._mode.name}; give them unless it is NONE"
+                f"{fqn}: states are not given and updateMode is {self._mode.name}; give them unless it "
+                "is NONE"
             )
         self.per_fqn_lookups.setdefault(fqn, []).append(IndexedLookup(batch_idx, ids, states))
 
@@ -94,7 +94,7 @@ class DeltaStoreTrec(DeltaStore):
         """Put the rows of the steps from ``start_idx`` to before ``end_idx`` together, each once.
 
         Raises:
-            ValueError: there is no step between them.
+            ValueError: there is no step between them, or states were given and ``updateMode`` is NONE.
         """
         if start_idx >= end_idx:
             raise ValueError(f"start_idx is {start_idx}; give a step before end_idx, {end_idx}")
@@ -107,6 +107,11 @@ class DeltaStoreTrec(DeltaStore):
 
     def _unique(self, lookups: Sequence[IndexedLookup]) -> UniqueRows:
         ids = [own.ids for own in lookups]
+        if self._mode is UpdateMode.NONE and any(own.states is not None for own in lookups):
+            raise ValueError(
+                "states are given and updateMode is NONE, which does not say which of a row's states "
+                "stays; give FIRST or LAST, or no states"
+            )
         states = [own.states for own in lookups if own.states is not None]
         return unique_rows(
             torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64),
@@ -122,7 +127,11 @@ class DeltaStoreTrec(DeltaStore):
         }
 
     def get_unique(self, from_idx: int = 0) -> dict[str, UniqueRows]:
-        """By table the rows of the steps from ``from_idx`` on, each once."""
+        """By table the rows of the steps from ``from_idx`` on, each once.
+
+        Raises:
+            ValueError: states were given and ``updateMode`` is NONE.
+        """
         return {
             fqn: self._unique([own for own in lookups if own.batch_idx >= from_idx])
             for fqn, lookups in self.per_fqn_lookups.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Any
@@ -48,6 +49,28 @@ class CacheAlgorithm(Enum):
     LFU = 1
 
 
+class CacheStatistics(ABC):
+    """What is known of the ids of a table, to tell how often a cache of its rows has them."""
+
+    @property
+    @abstractmethod
+    def expected_lookups(self) -> float:
+        """Distinct ids of a step, of all ranks together."""
+
+    @abstractmethod
+    def expected_miss_rate(self, clf: float) -> float:
+        """Share of the lookups that a cache does not hold, 0 to 1.
+
+        Args:
+            clf: cached share of the rows, 0 to 1.
+        """
+
+    @property
+    @abstractmethod
+    def cacheability(self) -> float:
+        """How hard the ids are to cache, whatever the cache's size: 0 is easy, 1 hard."""
+
+
 @dataclass(unsafe_hash=True)
 class CacheParams:
     """The HBM cache of a ``fused_uvm_caching`` table; None: FBGEMM's default.
@@ -58,6 +81,7 @@ class CacheParams:
         reserved_memory: bytes of HBM that the cache must leave free.
         precision: of the cached rows.
         prefetch_pipeline: whether a pipeline fills the cache ahead.
+        stats: of the table's ids, for the planner's estimates.
     """
 
     algorithm: CacheAlgorithm | None = None
@@ -65,6 +89,7 @@ class CacheParams:
     reserved_memory: float | None = None
     precision: DataType | None = None
     prefetch_pipeline: bool | None = None
+    stats: CacheStatistics | None = None
 
 
 @dataclass(unsafe_hash=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from enum import Enum, unique
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -102,6 +103,15 @@ class ShardedModule(ABC, nn.Module, ModuleNoCopyMixin, Generic[CompIn, DistOut, 
         """Return the type of module that this is the sharded form of."""
 
 
+@unique
+class StorageUsageType(Enum):
+    """How the memory of a sharder's parameters is counted: by the kind of sharder."""
+
+    BASE_QUANT = "BaseQuantEmbeddingSharder"
+    BASE = "BaseEmbeddingSharder"
+    DEFAULT = "ModuleSharder"
+
+
 class ModuleSharder(ABC, Generic[M]):
     """Turns a module of one type into its sharded form.
 
@@ -157,10 +167,37 @@ class ModuleSharder(ABC, Generic[M]):
         self, tensor: Tensor, compute_device_type: str, compute_kernel: str
     ) -> dict[str, int]:
         """Bytes that ``tensor`` takes, by `ParameterStorage`."""
-        del compute_kernel
-        on_gpu = compute_device_type in {"cuda", "mtia"}
-        kind = ParameterStorage.HBM if on_gpu else ParameterStorage.DDR
-        return {kind.value: get_tensor_size_bytes(tensor)}
+        return compute_storage_usage(
+            tensor, compute_device_type, compute_kernel, StorageUsageType.DEFAULT
+        )
+
+
+_SCALE_BYTES = 4
+"""The scale and the bias of a quantized row are two 16-bit numbers."""
+_ON_HOST = frozenset({"fused_uvm", "fused_uvm_caching", "quant_uvm", "quant_uvm_caching"})
+
+
+def compute_storage_usage(
+    tensor: Tensor,
+    compute_device_type: str,
+    compute_kernel: str,
+    storage_usage_type: StorageUsageType,
+) -> dict[str, int]:
+    """Bytes that a parameter takes, by the name of the memory that they lie in.
+
+    Args:
+        tensor: the parameter; of a quantized table ``[rows, columns]`` without its scales.
+        compute_device_type: ``cpu``, or a device with memory of its own.
+        compute_kernel: with ``*_uvm*`` the rows of tables lie in host memory.
+        storage_usage_type: tables that are trained (BASE), quantized tables, whose rows have a scale and a
+            bias besides (BASE_QUANT), or parameters of any module (DEFAULT), which know no kernels.
+    """
+    size = get_tensor_size_bytes(tensor)
+    if storage_usage_type is StorageUsageType.BASE_QUANT:
+        size += tensor.shape[0] * _SCALE_BYTES
+    knows_kernels = storage_usage_type is not StorageUsageType.DEFAULT
+    on_host = compute_device_type == "cpu" or (knows_kernels and compute_kernel in _ON_HOST)
+    return {(ParameterStorage.DDR if on_host else ParameterStorage.HBM).value: size}
 
 
 def get_tensor_size_bytes(tensor: Tensor) -> int:

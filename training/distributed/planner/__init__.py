@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tessera.training.distributed.planner.measure import (
         measure_bandwidths as measure_bandwidths,
     )
+    from tessera.training.distributed.planner.options import ShardingOption as ShardingOption
     from tessera.training.distributed.planner.picture import save_picture as save_picture
     from tessera.training.distributed.planner.plan_io import (
         load_plan as load_plan, save_plan as save_plan,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     )
     from tessera.training.distributed.planner.types import (
         PlannerError as PlannerError, PlannerErrorType as PlannerErrorType,
-        ShardingOption as ShardingOption,
     )
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

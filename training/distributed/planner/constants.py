@@ -21,8 +21,17 @@ H200_HBM_CAP = 139 * GIB
 H200_HBM_MEM_BW = 4.2e12
 """Reads and writes of device memory together: measured copy, 4.25e12."""
 
+HBM_MEM_BW = H200_HBM_MEM_BW
+"""TorchRec's name of it; bytes per second here."""
+
 PCIE_BW = 55e9
 """Host memory to device: what unified memory and its cache move rows with."""
+
+HBM_TO_DDR_MEM_BW = PCIE_BW
+"""TorchRec's name of it."""
+
+SSD_MEM_BW = 1e8
+"""Random rows of a solid-state disk behind a key-value store, for estimators of such kernels."""
 
 DDR_CAP = 128 * GIB
 DDR_MEM_BW = 50e9
@@ -54,6 +63,21 @@ OUTPUT_BYTES = 4
 BWD_COMPUTE_MULTIPLIER = 2.0
 """A fused backward pass reads the gradients and reads and writes the rows: about two forwards."""
 
+WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER = 1.0
+"""Time of a backward pass of weighted ids over that of ids without weights."""
+
+WEIGHTED_KERNEL_MULTIPLIER = 1.1
+"""What the gradients of weights take, over the forward pass's time."""
+
+FULL_BLOCK_EMB_DIM = 128
+"""Columns that a warp of FBGEMM's kernels reads at once: 32 threads of 4 numbers each."""
+
+HALF_BLOCK_PENALTY, QUARTER_BLOCK_PENALTY = 1.15, 1.75
+"""Time per byte of rows of 64 to 127 columns and of narrower ones, over that of whole warps; TorchRec's."""
+
+DEFAULT_PERF_ESTIMATOR = "default_estimator"
+"""The name of the hardware that has the topology's own figures."""
+
 DENSE_PASSES = 8
 """Tables' worth of bytes that a dense kernel's step moves beside the lookups: zeros, gradient, and
 Adam's reads and writes."""
@@ -69,3 +93,54 @@ CACHE_HIT_RATE_FLOOR = 0.5
 
 COLLECTIVE_LATENCY_MS = 0.001
 """A table's share of what a collective costs before its first byte: one carries many tables."""
+
+_UVM_SHARE = 0.1
+"""A GPU that reads single rows from host memory reaches this share of the bus's bandwidth."""
+
+
+def kernel_bw_lookup(  # noqa: PLR0917 - the signature TorchRec users know
+    compute_device: str,
+    compute_kernel: str,
+    hbm_mem_bw: float,
+    ddr_mem_bw: float,
+    hbm_to_ddr_mem_bw: float,
+    caching_ratio: float | None = None,
+    prefetch_pipeline: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    ssd_mem_bw: float = SSD_MEM_BW,
+) -> float | None:
+    """The bandwidth that the lookups of a kernel reach; the rules are TorchRec's.
+
+    Args:
+        compute_device: ``cuda``, ``mtia`` or ``cpu``.
+        compute_kernel: see `EmbeddingComputeKernel`.
+        hbm_mem_bw: of device memory; all bandwidths are in one unit.
+        ddr_mem_bw: of host memory.
+        hbm_to_ddr_mem_bw: of the bus between them.
+        caching_ratio: cached share of the rows, 0 to 1; None: `UVM_CACHING_RATIO`.
+        prefetch_pipeline: the cache is filled ahead, so lookups find all rows in it.
+        ssd_mem_bw: of disks.
+
+    Returns:
+        The bandwidth in the unit of those given; None: the device does not have the kernel.
+    """
+    cached = UVM_CACHING_RATIO if caching_ratio is None else caching_ratio
+    own = ddr_mem_bw if compute_device == "cpu" else hbm_mem_bw
+    if compute_device not in {"cpu", "cuda", "mtia"}:
+        return None
+    of_any = {"dense": 0.5 * own, "fused": own, "quant": own}
+    if compute_kernel in of_any or compute_device != "cuda":
+        return of_any.get(compute_kernel)
+    if compute_kernel == "fused_uvm_caching" and prefetch_pipeline:
+        return own
+    behind_cache = (cached * hbm_mem_bw + (1 - cached) * hbm_to_ddr_mem_bw) * _UVM_SHARE
+    return {
+        "fused_triton": own,
+        "fused_uvm": hbm_to_ddr_mem_bw * _UVM_SHARE,
+        "fused_uvm_caching": behind_cache,
+        "quant_uvm": hbm_to_ddr_mem_bw * _UVM_SHARE,
+        "quant_uvm_caching": behind_cache,
+        "key_value": ssd_mem_bw,
+        "ssd_virtual_table": hbm_to_ddr_mem_bw,
+        "dram_virtual_table": hbm_to_ddr_mem_bw,
+        "dram_ssd_virtual_table": hbm_to_ddr_mem_bw,
+    }.get(compute_kernel)

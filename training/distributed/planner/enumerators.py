@@ -92,6 +92,12 @@ class EmbeddingEnumerator(Enumerator):
             estimator = [EmbeddingPerfEstimator(topology), EmbeddingStorageEstimator(topology)]
         self._estimators = estimator if isinstance(estimator, list) else [estimator]
         self._sharder_map: dict[str, ModuleSharder[Any]] = {}
+        self._last: list[ShardingOption] | None = None
+
+    @property
+    def last_stored_search_space(self) -> list[ShardingOption] | None:
+        """What `enumerate` returned last; None before it."""
+        return self._last
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[Any]]
@@ -122,6 +128,7 @@ class EmbeddingEnumerator(Enumerator):
             )
         self._sharder_map = {type_name(sharder.module_type): sharder for sharder in sharders}
         self.populate_estimates(options)
+        self._last = options
         return options
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:

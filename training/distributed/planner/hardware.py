@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from tessera.errors import refuse_unknown
 from tessera.training.distributed.planner import constants
@@ -18,9 +18,12 @@ from tessera.training.distributed.planner.bandwidths import (
 Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Storage:
     """Bytes of device memory (``hbm``), of host memory (``ddr``) and of solid-state disks (``ssd``).
+
+    A reservation of a program's own may change those of a copied topology's devices in place; what is
+    in a set or a key of a dictionary must stay as it is.
 
     No kernel here keeps rows on a disk; an estimator of a program's own may.
     """
@@ -42,12 +45,21 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Perf:
-    """Milliseconds of one step, by what they are spent on."""
+    """Milliseconds of one step, by what they are spent on.
+
+    Attributes:
+        fwd_compute, bwd_compute: lookups, and their backward pass with the update.
+        fwd_comms, bwd_comms: vectors and gradients on their way; ``fwd_comms`` also ids, where an
+            estimator does not tell them apart.
+        input_dist_comms: ids on their way, where it does.
+        prefetch_compute: rows on their way to a cache.
+    """
 
     fwd_compute: float = 0.0
     fwd_comms: float = 0.0
     bwd_compute: float = 0.0
     bwd_comms: float = 0.0
+    input_dist_comms: float = 0.0
     prefetch_compute: float = 0.0
 
     @property
@@ -58,13 +70,14 @@ class Perf:
             + self.fwd_comms
             + self.bwd_compute
             + self.bwd_comms
+            + self.input_dist_comms
             + self.prefetch_compute
         )
 
     @property
     def comms(self) -> float:
         """The part that waits for other ranks."""
-        return self.fwd_comms + self.bwd_comms
+        return self.fwd_comms + self.bwd_comms + self.input_dist_comms
 
     def __add__(self, other: Perf) -> Perf:
         return Perf(
@@ -72,6 +85,7 @@ class Perf:
             self.fwd_comms + other.fwd_comms,
             self.bwd_compute + other.bwd_compute,
             self.bwd_comms + other.bwd_comms,
+            self.input_dist_comms + other.input_dist_comms,
             self.prefetch_compute + other.prefetch_compute,
         )
 
@@ -99,6 +113,10 @@ class Topology:
             ``hbm_to_ddr_mem_bw`` between them, ``intra_host_bw`` between ranks of one host and
             ``inter_host_bw`` between hosts, per rank and direction.
         bwd_compute_multiplier: time of a backward pass of tables over that of its forward pass.
+        weighted_feature_bwd_compute_multiplier: time of a backward pass of weighted ids over that of
+            others.
+        uneven_sharding_perf_multiplier: what `HardwarePerfConfig.post_process_perfs` is told.
+        ssd_mem_bw: bytes per second of disks, for kernels of a program's own.
         ssd_cap: bytes of disk per rank, for shards whose estimator says that they take some.
         custom_topology_data: memory of each rank, in the place of ``hbm_cap``, ``ddr_cap``, ``ssd_cap``.
         generalized_comms_bandwidths: bandwidths of collectives, in the place of ``intra_host_bw`` and
@@ -123,6 +141,11 @@ class Topology:
         intra_host_bw: float | None = None,
         inter_host_bw: float | None = None,
         bwd_compute_multiplier: float = constants.BWD_COMPUTE_MULTIPLIER,
+        weighted_feature_bwd_compute_multiplier: float = (
+            constants.WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER
+        ),
+        uneven_sharding_perf_multiplier: float = 1.0,
+        ssd_mem_bw: float = constants.SSD_MEM_BW,
         ssd_cap: int = 0,
         custom_topology_data: CustomTopologyData | None = None,
         generalized_comms_bandwidths: GeneralizedCommsBandwidth | None = None,
@@ -163,7 +186,14 @@ class Topology:
                 or (constants.NVLINK_BW if on_gpu else constants.CPU_INTRA_HOST_BW),
             )
         self.comms_bandwidths = generalized_comms_bandwidths
+        self.ssd_mem_bw = positive("ssd_mem_bw", ssd_mem_bw)
         self.bwd_compute_multiplier = positive("bwd_compute_multiplier", bwd_compute_multiplier)
+        self.weighted_feature_bwd_compute_multiplier = positive(
+            "weighted_feature_bwd_compute_multiplier", weighted_feature_bwd_compute_multiplier
+        )
+        self.uneven_sharding_perf_multiplier = positive(
+            "uneven_sharding_perf_multiplier", uneven_sharding_perf_multiplier
+        )
 
     @property
     def intra_host_bw(self) -> float:
@@ -184,16 +214,34 @@ class Topology:
         """The same hardware with other amounts of memory, one per rank."""
         other = object.__new__(Topology)
         other.__dict__.update(self.__dict__)
-        other.devices = [DeviceHardware(rank, amount) for rank, amount in enumerate(storage)]
+        other.devices = [
+            DeviceHardware(rank, replace(amount)) for rank, amount in enumerate(storage)
+        ]
         return other
 
     def with_bandwidths(self, **bandwidths: float) -> Topology:
-        """The same hardware with other bandwidths of memory, by their names here."""
+        """The same hardware with other bandwidths, by their names here.
+
+        One of ``intra_host_bw`` and ``inter_host_bw`` takes the place of bandwidths by collective.
+
+        Raises:
+            ValueError: a bandwidth that is not positive.
+        """
         other = object.__new__(Topology)
         other.__dict__.update(self.__dict__)
+        links = {"inter_host_bw": self.inter_host_bw, "intra_host_bw": self.intra_host_bw}
         for name, value in bandwidths.items():
-            setattr(other, name, positive(name, value))
+            if name not in links:
+                setattr(other, name, positive(name, value))
+        if links.keys() & bandwidths.keys():
+            links.update({name: bandwidths.get(name, usual) for name, usual in links.items()})
+            other.comms_bandwidths = BasicCommsBandwidths(**links)
         return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
+        """The same hardware, whose devices may be changed."""
+        del memo
+        return self.with_storage([device.storage for device in self.devices])
 
     def __repr__(self) -> str:
         first = self.devices[0].storage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, unique
 
@@ -68,11 +69,18 @@ class GreedyPerfPartitioner(Partitioner):
     shards.  Column shards of one table go to different ranks.
 
     Args:
-        sort_by: what "large" means.
+        sort_by: what "large" means; of equals the one that the proposal has first.
+        balance_modules: tables of modules with few tables go first, module after module, so each
+            module's tables are spread evenly over the ranks by themselves.
     """
 
-    def __init__(self, sort_by: SortBy = SortBy.STORAGE) -> None:
+    def __init__(
+        self,
+        sort_by: SortBy = SortBy.STORAGE,
+        balance_modules: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    ) -> None:
         self._sort_by = sort_by
+        self._balance_modules = balance_modules
 
     def partition(
         self, proposal: list[ShardingOption], storage_constraint: Topology
@@ -83,24 +91,26 @@ class GreedyPerfPartitioner(Partitioner):
             PlannerError: a shard fits nowhere; ``table``'s shard and the room are named.
         """
         ranks = _Ranks(storage_constraint)
+        tables = Counter(option.path for option in proposal if self._balance_modules)
         order = sorted(
             range(len(proposal)),
             key=lambda index: (
-                list(_PLACEMENTS).index(proposal[index].partition_by),
-                *self._size(proposal[index]),
+                list(_PLACEMENTS).index(proposal[index].place_by),
+                tables[proposal[index].path],
+                self._size(proposal[index]),
             ),
         )
         placed: dict[int, list[int]] = {}
         for index in order:
             option = proposal[index]
-            placed[index] = _PLACEMENTS[option.partition_by](option, ranks)
+            placed[index] = _PLACEMENTS[option.place_by](option, ranks)
         return [option.placed(placed[index]) for index, option in enumerate(proposal)]
 
-    def _size(self, option: ShardingOption) -> tuple[float, str]:
+    def _size(self, option: ShardingOption) -> float:
         if self._sort_by is SortBy.PERF:
-            return -option.total_perf, option.fqn
+            return -option.total_perf
         storage = option.total_storage
-        return -float(storage.hbm + storage.ddr), option.fqn
+        return -float(storage.hbm + storage.ddr)
 
 
 def _no_room(option: ShardingOption, index: int) -> PlannerError:
@@ -142,7 +152,7 @@ def _place_shards(option: ShardingOption, ranks: _Ranks) -> list[int]:
 def _place_on_hosts(option: ShardingOption, ranks: _Ranks) -> list[int]:
     """Groups of shards, each on the ranks of one host: the least busy one with room."""
     local = ranks.local
-    one_host = option.partition_by is PartitionByType.HOST
+    one_host = option.place_by is PartitionByType.HOST
     group = option.num_shards if one_host else local
     chosen: list[int] = []
     for first in range(0, option.num_shards, group):
@@ -199,6 +209,7 @@ class MemoryBalancedPartitioner(Partitioner):
     Args:
         max_search_count: steps of the bisection.
         tolerance: how much worse the rating may become; 0.02 is 2%.
+        balance_modules: see `GreedyPerfPartitioner`.
         performance_model: rates; None: `NoopPerfModel`.
     """
 
@@ -206,8 +217,11 @@ class MemoryBalancedPartitioner(Partitioner):
         self,
         max_search_count: int = 10,
         tolerance: float = 0.02,
+        balance_modules: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        *,
         performance_model: PerfModel | None = None,
     ) -> None:
+        self._balance_modules = balance_modules
         self._steps = max_search_count
         self._tolerance = tolerance
         self._model = performance_model
@@ -216,7 +230,7 @@ class MemoryBalancedPartitioner(Partitioner):
         self, proposal: list[ShardingOption], storage_constraint: Topology
     ) -> list[ShardingOption]:
         """See `GreedyPerfPartitioner.partition`."""
-        greedy = GreedyPerfPartitioner()
+        greedy = GreedyPerfPartitioner(balance_modules=self._balance_modules)
         model = self._model or NoopPerfModel(storage_constraint)
         best = greedy.partition(proposal, storage_constraint)
         limit = model.rate(best) * (1 + self._tolerance)

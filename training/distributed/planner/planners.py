@@ -26,12 +26,14 @@ from tessera.training.distributed.comm.leader import invoke_on_rank_and_broadcas
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
+from tessera.training.distributed.planner.context_hash import hash_sha256_str, topology_parts
 from tessera.training.distributed.planner.enumerators import EmbeddingEnumerator
 from tessera.training.distributed.planner.hardware import positive
 from tessera.training.distributed.planner.misfit import explain_misfit
 from tessera.training.distributed.planner.partitioners import GreedyPerfPartitioner
 from tessera.training.distributed.planner.perf_models import NoopPerfModel
 from tessera.training.distributed.planner.plan_checks import (
+    validate_compute_kernels,
     validate_modules_inclusion_in_sharding_plan,
 )
 from tessera.training.distributed.planner.plan_io import to_sharding_plan
@@ -63,7 +65,6 @@ from tessera.training.distributed.planner.types import (
     Stats,
     StorageReservation,
     Topology,
-    hash_sha256_str,
 )
 
 logger = logging.getLogger(__name__)
@@ -205,6 +206,7 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             )
         for callback in self._callbacks:
             best = callback(best)
+        validate_compute_kernels(best)
         fitted = [rating for rating in ratings if rating is not None]
         self.report = PlanReport(
             topology=self._topology,
@@ -227,12 +229,15 @@ class EmbeddingShardingPlanner(ShardingPlanner):
 
         Of the topology, the batch size, the constraints and the classes of the parts.
         """
-        topology = dict(vars(self._topology))
-        topology["devices"] = [device.storage for device in self._topology.devices]
         parts = [self._enumerator, self._reservation, self._partitioner, self._model]
         names = [type(part).__qualname__ for part in [*parts, *self._proposers]]
         constraints = sorted(self._constraints.items())
-        return hash_sha256_str([sorted(topology.items()), self._batch_size, constraints, names])
+        topology = topology_parts(self._topology)
+        return hash_sha256_str([topology, self._batch_size, constraints, names])
+
+    def hash_planner_context_inputs(self) -> int:
+        """`hash_planner_context_inputs_str` as a number."""
+        return int(self.hash_planner_context_inputs_str(), 16)
 
     def _loaded(
         self, search_space: list[ShardingOption]
@@ -248,7 +253,8 @@ class EmbeddingShardingPlanner(ShardingPlanner):
         if known is not None and known != self.hash_planner_context_inputs_str():
             raise PlannerError(
                 "the loaded plan was made for another topology, batch size, constraints or parts of the "
-                "planner; give the same ones, or leave plan_loader out to make a plan"
+                "planner; give the same ones, or leave plan_loader out to make a plan",
+                PlannerErrorType.PLANNER_INPUT_CONTEXT_MISMATCH,
             )
         options = self.plan_loader.load()
         if options is None:

@@ -9,11 +9,20 @@ Backward passes send the same bytes in the opposite direction.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from tessera.training.distributed.planner import constants
-from tessera.training.distributed.planner.bandwidths import CollectiveType
+from tessera.training.distributed.planner.cache_stats import EmbeddingOffloadStats
+from tessera.training.distributed.planner.exchange_times import (
+    Exchanged,
+    Links,
+    exchange_seconds,
+)
+from tessera.training.distributed.planner.sharder_data import get_num_poolings
 from tessera.training.distributed.planner.types import (
+    ParameterConstraints,
     Perf,
     Shard,
     ShardEstimator,
@@ -24,6 +33,14 @@ from tessera.training.distributed.planner.types import (
 from tessera.training.distributed.sharding.costs import Step, Traffic
 from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.optim.row_updates import RULES
+
+__all__ = [
+    "EmbeddingOffloadStats",
+    "EmbeddingPerfEstimator",
+    "EmbeddingStorageEstimator",
+    "get_num_poolings",
+    "type_name",
+]
 
 _DENSE, _UVM, _UVM_CACHING = "dense", "fused_uvm", "fused_uvm_caching"
 
@@ -58,7 +75,7 @@ def _optimizer_of(sharder: Any) -> str:
 
 
 def _sharder_of(option: ShardingOption, sharder_map: dict[str, Any] | None) -> Any:
-    return (sharder_map or {}).get(type_name(type(option.module[1])))
+    return (sharder_map or {}).get(option.module_type_key)
 
 
 def type_name(kind: type) -> str:
@@ -81,21 +98,31 @@ class _EstimatorBySize(ShardEstimator):
 
     _property: ClassVar[str]
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+    ) -> None:
         self._topology = topology
+        self._constraints = dict(constraints or {})
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_map: dict[str, Any] | None = None
     ) -> None:
-        """Set the property on every shard of every option."""
-        for option in sharding_options:
+        """Set the property on every shard of every option.
+
+        Raises:
+            ValueError: lists of constraints of another number of features than the option has.
+        """
+        for given in sharding_options:
+            option = given.with_constraints(self._constraints.get(given.name))
             sharder = _sharder_of(option, sharder_map)
             known: dict[tuple[int, ...], Any] = {}
             for shard in option.shards:
                 key = tuple(shard.size)
                 if key not in known:
                     known[key] = self._of(option, shard, sharder)
-                setattr(shard, self._property, known[key])
+                setattr(shard, self._property, replace(known[key]))
 
     @abstractmethod
     def _of(self, option: ShardingOption, shard: Shard, sharder: Any) -> Any:
@@ -107,6 +134,7 @@ class EmbeddingPerfEstimator(_EstimatorBySize):
 
     Args:
         topology: bandwidths.
+        constraints: by table, in the place of those that the options have.
     """
 
     _property = "perf"
@@ -124,6 +152,8 @@ class EmbeddingPerfEstimator(_EstimatorBySize):
         )
         forward = moved / self._row_bandwidth(option) + written / device_bw
         backward = forward * topology.bwd_compute_multiplier
+        if option.is_weighted:
+            backward *= topology.weighted_feature_bwd_compute_multiplier
         if option.compute_kernel == _DENSE:
             # A gradient of every row is written, and every row goes through the optimizer.
             table = shard.size[0] * columns * constants.OUTPUT_BYTES
@@ -155,39 +185,30 @@ class EmbeddingPerfEstimator(_EstimatorBySize):
     def _comms(self, option: ShardingOption, shard: Shard, traffic: Traffic) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass."""
         topology = self._topology
-        ranks = topology.world_size
-        if ranks == 1:
-            return 0.0, 0.0
-        latency = constants.COLLECTIVE_LATENCY_MS * 1e-3
         local = topology.local_world_size
-        away = (ranks - 1) / ranks
         vector_bytes = shard.size[1] * constants.OUTPUT_BYTES
-        if traffic.averages_gradient:
-            table = shard.size[0] * shard.size[1] * option.tensor.element_size()
-            bandwidth = topology.comms_bandwidths.get_bw(local, ranks, CollectiveType.ALL_REDUCE)
-            return 0.0, 2 * away * table / bandwidth + latency
-        # Sums of rows on several ranks are reduced and scattered; their gradients are gathered.
-        is_summed = option.is_pooled and shard.size[0] < option.tensor.shape[0]
-        exchange = CollectiveType.ALL_TO_ALL
-        forth, back = exchange, exchange
-        if is_summed and not traffic.summed_on_host:
-            forth, back = CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
-
-        def seconds(number: float, local_ranks: int, all_ranks: int, kind: CollectiveType) -> float:
-            return number / topology.comms_bandwidths.get_bw(local_ranks, all_ranks, kind) + latency
-
-        ids = seconds(traffic.ids * _id_bytes(option) * away, local, ranks, exchange)
-        sent = traffic.sent_vectors * vector_bytes * away
-        forward, backward = seconds(sent, local, ranks, forth), seconds(sent, local, ranks, back)
-        if traffic.summed_on_host:
-            inside = (local - 1) / local * traffic.vectors * vector_bytes
-            forward += seconds(inside, local, local, CollectiveType.REDUCE_SCATTER)
-            backward += seconds(inside, local, local, CollectiveType.ALL_GATHER)
+        ids, forward, backward = exchange_seconds(
+            traffic,
+            Links(topology.comms_bandwidths, topology.world_size, local, local),
+            Exchanged(
+                id_bytes=_id_bytes(option),
+                vector_bytes=vector_bytes,
+                gradient_bytes=vector_bytes,
+                summed_bytes=vector_bytes,
+                summed_gradient_bytes=vector_bytes,
+                table_bytes=shard.size[0] * shard.size[1] * option.tensor.element_size(),
+                is_summed=option.is_pooled and shard.size[0] < option.tensor.shape[0],
+            ),
+        )
         return ids + forward, backward
 
 
 def _hit_rate(option: ShardingOption) -> float:
+    """Share of the lookups that a cache has: as its statistics say, else what any stream of ids has."""
     load = _load_factor(option)
+    cache = option.constraints.cache_params if option.constraints else None
+    if cache is not None and cache.stats is not None:
+        return 1.0 - cache.stats.expected_miss_rate(load)
     return constants.CACHE_HIT_RATE_FLOOR + (1 - constants.CACHE_HIT_RATE_FLOOR) * load
 
 
@@ -199,6 +220,7 @@ class EmbeddingStorageEstimator(_EstimatorBySize):
 
     Args:
         topology: where ids and vectors lie (device memory on ``cuda``).
+        constraints: by table, in the place of those that the options have.
     """
 
     _property = "storage"

@@ -7,16 +7,15 @@ time that each shard takes (`ShardEstimator`); a `Proposer` picks one way per ta
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, unique
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from tessera.errors import UserError, refuse_unknown
+from tessera.errors import UserError
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner.bandwidths import (
@@ -26,8 +25,16 @@ from tessera.training.distributed.planner.bandwidths import (
     GeneralizedCommsBandwidth,
 )
 from tessera.training.distributed.planner.constraints import ParameterConstraints
+from tessera.training.distributed.planner.context_hash import (
+    hash_planner_context_inputs,
+    hash_planner_context_inputs_str,
+    hash_sha256_str,
+    hash_sha256_to_int,
+)
 from tessera.training.distributed.planner.hardware import DeviceHardware, Perf, Storage, Topology
-from tessera.training.distributed.sharding.registry import PartitionByType, strategy_of
+from tessera.training.distributed.planner.options import Shard, ShardingOption, per_rank
+from tessera.training.distributed.planner.sharder_data import SharderData, SharderDataMap
+from tessera.training.distributed.sharding.registry import PartitionByType
 
 __all__ = [
     "BasicCommsBandwidths",
@@ -48,170 +55,20 @@ __all__ = [
     "Proposer",
     "Shard",
     "ShardEstimator",
+    "SharderData",
+    "SharderDataMap",
     "ShardingOption",
     "ShardingPlanner",
     "Stats",
     "Storage",
     "StorageReservation",
     "Topology",
+    "hash_planner_context_inputs",
+    "hash_planner_context_inputs_str",
     "hash_sha256_str",
     "hash_sha256_to_int",
+    "per_rank",
 ]
-
-
-@dataclass(slots=True)
-class Shard:
-    """A rectangle of a table.
-
-    Attributes:
-        size: ``[rows, columns]``.
-        offset: ``[first row, first column]``.
-        storage: the memory that it takes on its rank; None before it is estimated.
-        perf: the time that it takes there per step.
-        rank: where it lies; None before partitioning.
-    """
-
-    size: list[int]
-    offset: list[int]
-    storage: Storage | None = None
-    perf: Perf | None = None
-    rank: int | None = None
-
-    @property
-    def used(self) -> Storage:
-        """The memory that it takes, once an estimator has set it."""
-        assert self.storage is not None, "an estimator of storage has seen this shard"
-        return self.storage
-
-    @property
-    def time(self) -> Perf:
-        """The time that it takes, once an estimator has set it."""
-        assert self.perf is not None, "an estimator of time has seen this shard"
-        return self.perf
-
-    @property
-    def place(self) -> int:
-        """The rank that it lies on, once a partitioner has put it there."""
-        assert self.rank is not None, "a partitioner has placed this shard"
-        return self.rank
-
-
-_PLACES = [kind.value for kind in PartitionByType]
-
-
-@dataclass(eq=False)
-class ShardingOption:
-    """One way to shard one table.
-
-    Attributes:
-        name: the table.
-        tensor: its weight (may be on the ``meta`` device); only its shape and type are read.
-        module: path of the module in the model, and the module.
-        input_lengths: ids per bag, one per feature.
-        batch_size: samples per rank and step.
-        sharding_type: the strategy's name.
-        compute_kernel: see `EmbeddingComputeKernel`.
-        shards: the rectangles that the table is cut into.
-        constraints: what the caller said of this table; None: nothing.
-        is_pooled: bags are pooled; otherwise every id gives a vector.
-        is_weighted: ids carry weights.
-        bags_per_sample: bags of each feature in a sample; None: one of each.
-        partition_by: on which ranks a partitioner may put the shards, a `PartitionByType` or its name;
-            None: as the strategy says.
-    """
-
-    name: str
-    tensor: Tensor
-    module: tuple[str, nn.Module]
-    input_lengths: list[float]
-    batch_size: int
-    sharding_type: str
-    compute_kernel: str
-    shards: list[Shard]
-    constraints: ParameterConstraints | None = None
-    is_pooled: bool = True
-    is_weighted: bool = False
-    _: KW_ONLY
-    bags_per_sample: list[float] | None = None
-    partition_by: Any = None
-
-    def __post_init__(self) -> None:
-        if self.partition_by is None:
-            self.partition_by = strategy_of(self.sharding_type).placed
-        refuse_unknown(
-            "partition_by", str(getattr(self.partition_by, "value", self.partition_by)), _PLACES
-        )
-        self.partition_by = PartitionByType(self.partition_by)
-
-    @property
-    def fqn(self) -> str:
-        """Module path and table name."""
-        return f"{self.path}.{self.name}" if self.path else self.name
-
-    @property
-    def path(self) -> str:
-        """The path of the module in the model."""
-        return self.module[0]
-
-    @property
-    def num_shards(self) -> int:
-        """Number of shards."""
-        return len(self.shards)
-
-    @property
-    def total_storage(self) -> Storage:
-        """The memory that all pieces take together."""
-        hbm = ddr = ssd = 0
-        for shard in self.shards:
-            hbm += shard.used.hbm
-            ddr += shard.used.ddr
-            ssd += shard.used.ssd
-        return Storage(hbm, ddr, ssd)
-
-    @property
-    def total_perf(self) -> float:
-        """Milliseconds of all shards, added up."""
-        total = 0.0
-        for shard in self.shards:
-            total += shard.time.total
-        return total
-
-    def storage_hash(self) -> int:
-        """A number that says which way of which table it is, the same in every process.
-
-        Of the table's full name, the strategy, the kernel and the shards' rectangles.
-        """
-        shards = [(list(shard.offset), list(shard.size)) for shard in self.shards]
-        return hash_sha256_to_int([self.fqn, self.sharding_type, self.compute_kernel, shards])
-
-    def placed(self, ranks: Sequence[int]) -> ShardingOption:
-        """A copy whose shards lie on ``ranks``."""
-        shards = [
-            Shard(shard.size, shard.offset, shard.storage, shard.perf, rank)
-            for shard, rank in zip(self.shards, ranks, strict=True)
-        ]
-        return replace(self, shards=shards)
-
-
-def per_rank(
-    options: Iterable[ShardingOption], ranks: int, value: Callable[[Shard], float]
-) -> list[float]:
-    """Sums of a value of the shards, by the rank that they were placed on."""
-    totals = [0.0] * ranks
-    for option in options:
-        for shard in option.shards:
-            totals[shard.place] += value(shard)
-    return totals
-
-
-def hash_sha256_str(hashable_list: list[Any]) -> str:
-    """The SHA-256 of a list's text, in hexadecimal."""
-    return hashlib.sha256(str(hashable_list).encode()).hexdigest()
-
-
-def hash_sha256_to_int(hashable_list: list[Any]) -> int:
-    """The SHA-256 of a list's text as a number."""
-    return int(hash_sha256_str(hashable_list), 16)
 
 
 @unique
@@ -223,6 +80,8 @@ class PlannerErrorType(Enum):
     PARTITION = "partition"
     INVALID_INPUT = "invalid_input"
     MISSING_MODULE_IN_PLAN = "missing_module_in_plan"
+    PLANNER_INPUT_CONTEXT_MISMATCH = "planner_input_context_mismatch"
+    INVALID_COMPUTE_KERNEL = "invalid_compute_kernel"
 
 
 class PlannerError(UserError):

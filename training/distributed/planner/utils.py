@@ -10,13 +10,25 @@ from torch import nn
 from tessera.training.distributed.planner.constants import GIB
 from tessera.training.distributed.planner.hardware import Storage
 from tessera.training.distributed.planner.shard_estimators import type_name
+from tessera.training.distributed.planner.sharder_data import (
+    build_sharder_data,
+    build_sharder_data_map,
+    extract_comm_data_type_size,
+    get_num_poolings,
+    is_prefetch_pipelined,
+)
 from tessera.training.distributed.planner.types import ShardingOption
 from tessera.training.distributed.sharding.by_hand import placement
 
 __all__ = [
+    "build_sharder_data",
+    "build_sharder_data_map",
     "bytes_to_gb",
     "bytes_to_mb",
+    "extract_comm_data_type_size",
     "gb_to_bytes",
+    "get_num_poolings",
+    "is_prefetch_pipelined",
     "mb_to_bytes",
     "placement",
     "prod",

@@ -20,7 +20,6 @@ from tessera.training.distributed.train_pipeline.pipelines import (
     In,
     Out,
     TrainPipeline,
-    TrainPipelineBase,
 )
 from tessera.training.distributed.train_pipeline.replicated import replicated_parts
 
@@ -91,7 +90,8 @@ class GradientAccumulationWrapper(Generic[In, Out]):
     ranks they are added up once for each step, after the first ``config.num_warmup_steps`` batches.
 
     Args:
-        pipeline: takes the steps; its optimizer is replaced while this object is used.
+        pipeline: takes the steps with its attribute ``_optimizer``, as every `TrainPipelineBase` does;
+            it is replaced while this object is used.
         optimizer: the pipeline's optimizer.
         model: the pipeline's model.
         config: how many batches.
@@ -114,12 +114,12 @@ class GradientAccumulationWrapper(Generic[In, Out]):
         self._parallel = replicated_parts(root)
         if not config.is_enabled:
             return
-        if not isinstance(pipeline, TrainPipelineBase):
+        if not hasattr(pipeline, "_optimizer"):
             raise UserError(
-                f"a {type(pipeline).__name__} has no optimizer; gradients are added up for pipelines "
-                "that are a TrainPipelineBase"
+                f"a {type(pipeline).__name__} has no _optimizer; gradients are added up for a "
+                "TrainPipelineBase, or a pipeline that takes its steps with an attribute of that name"
             )
-        pipeline._optimizer = self._optimizer  # type: ignore[assignment] # noqa: SLF001 - what this class is for
+        pipeline._optimizer = self._optimizer  # noqa: SLF001 - what this class is for
 
     @property
     def current_step(self) -> int:
@@ -181,8 +181,9 @@ class GradientAccumulationWrapper(Generic[In, Out]):
         """Begin anew, with an empty pipeline."""
         self.set_step(0)
         self._optimizer.forget()
-        if isinstance(self._pipeline, TrainPipelineBase):
-            self._pipeline.reset()
+        reset = getattr(self._pipeline, "reset", None)
+        if reset is not None:
+            reset()
 
     def __getattr__(self, name: str) -> Any:
         """What else the pipeline has."""

@@ -2,8 +2,21 @@
 
 # isort: skip_file
 # fmt: off
+from tessera.training.distributed.planner.estimator.annotations import (
+    backward_compute as backward_compute, bwd_coefficient as bwd_coefficient,
+    device_bw as device_bw, forward_compute as forward_compute,
+    fwd_coefficient as fwd_coefficient, output_write_size as output_write_size,
+    prefetch_coefficient as prefetch_coefficient, ssd_mem_bw as ssd_mem_bw,
+    supported_sharding_types as supported_sharding_types,
+)
 from tessera.training.distributed.planner.estimator.factory import (
     EmbeddingPerfEstimatorConfig as EmbeddingPerfEstimatorConfig,
     EmbeddingPerfEstimatorFactory as EmbeddingPerfEstimatorFactory,
-    HardwarePerfConfig as HardwarePerfConfig,
+    EmbeddingPerfEstimatorV2 as EmbeddingPerfEstimatorV2,
+)
+from tessera.training.distributed.planner.estimator.types import (
+    EstimatorPerfCoefficients as EstimatorPerfCoefficients,
+    HardwarePerfConfig as HardwarePerfConfig, PerfCoefficient as PerfCoefficient,
+    PerfCoefficientConfig as PerfCoefficientConfig, PrefetchCoefficients as PrefetchCoefficients,
+    ShardPerfContext as ShardPerfContext,
 )
