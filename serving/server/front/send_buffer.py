@@ -4,9 +4,11 @@ gRPC's C core reads a connection and writes to it on whichever thread has someth
 loop's, which then holds the interpreter's lock.  A client that sends past its window makes it answer each frame with
 a RST_STREAM.  When 10,000 of them wait, the core stops reading until it has something to write, which is what the event
 loop brings with the next step of the call.  As long as the kernel takes those 130 KB at once, the loop's thread writes them,
-reads the next 10,000 frames, writes again, and so on, and nobody else is answered for as long as the client goes on:
-for 0.2 to 1 s in a flood of padded frames.  A write that has to wait is completed by a thread of gRPC's own,
-so that the event loop is held for one such round, some 20 ms.
+reads the next 10,000 frames, writes again, and so on, and nobody else is answered for as long as the client goes on.
+A write that has to wait is completed by a thread of gRPC's own, and the event loop is free again.
+
+A client on the same host may acknowledge so quickly that some of these writes do not wait; then the loop is held for
+several rounds of some 20 ms.
 
 The price: a connection has no more than this on its way to a client, so that an answer of more takes a
 round trip for each `SEND_BUFFER_BYTES` or less.
