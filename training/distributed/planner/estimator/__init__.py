@@ -9,14 +9,18 @@ from tessera.training.distributed.planner.estimator.annotations import (
     prefetch_coefficient as prefetch_coefficient, ssd_mem_bw as ssd_mem_bw,
     supported_sharding_types as supported_sharding_types,
 )
+from tessera.training.distributed.planner.estimator.coefficients import (
+    EstimatorPerfCoefficients as EstimatorPerfCoefficients, PerfCoefficient as PerfCoefficient,
+    PerfCoefficientConfig as PerfCoefficientConfig, PrefetchCoefficients as PrefetchCoefficients,
+)
+from tessera.training.distributed.planner.estimator.context import (
+    ShardPerfContext as ShardPerfContext,
+)
 from tessera.training.distributed.planner.estimator.factory import (
     EmbeddingPerfEstimatorConfig as EmbeddingPerfEstimatorConfig,
     EmbeddingPerfEstimatorFactory as EmbeddingPerfEstimatorFactory,
     EmbeddingPerfEstimatorV2 as EmbeddingPerfEstimatorV2,
 )
-from tessera.training.distributed.planner.estimator.types import (
-    EstimatorPerfCoefficients as EstimatorPerfCoefficients,
-    HardwarePerfConfig as HardwarePerfConfig, PerfCoefficient as PerfCoefficient,
-    PerfCoefficientConfig as PerfCoefficientConfig, PrefetchCoefficients as PrefetchCoefficients,
-    ShardPerfContext as ShardPerfContext,
+from tessera.training.distributed.planner.estimator.hardware_config import (
+    HardwarePerfConfig as HardwarePerfConfig,
 )
