@@ -1,17 +1,13 @@
 """Work that goes on beside answering: in short pieces, which take no more than a share of one CPU.
 
 A priority alone does not do: a thread of the lowest one that has a CPU often keeps it until the scheduler's next
-tick, and one that waits for a CPU while it holds the interpreter's lock lets all others of its process wait.  A slice
-of the work's own says more: see `stand_aside`.
+tick, and one that waits for a CPU while it holds the interpreter's lock lets all others of its process wait.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import platform
-import struct
 import threading
 import time
 
@@ -26,30 +22,13 @@ _LEAST_S = 0.0001
 _MOST_S = 0.05
 """A piece that took longer than it should is not paid for by seconds of silence."""
 
-_SLICE_NS = 100_000_000
-_SCHED_SETATTR = {
-    "x86_64": 314,
-    "aarch64": 274,
-}  # <asm/unistd.h>; glibc has no function before 2.41
-_KEEP_POLICY = 0x08  # SCHED_FLAG_KEEP_POLICY, <linux/sched.h>
-_ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr of sched_setattr(2)
-
 
 def stand_aside() -> None:
-    """Give the calling thread `ASIDE_NICENESS` and the longest slice; Linux gives threads their own, which others inherit.
-
-    Linux' scheduler (EEVDF, from 6.12 on with a slice for each thread; Documentation/scheduler/sched-eevdf.rst) lets a
-    thread that becomes ready take the CPU of one with a longer slice at once, and otherwise not before that one's
-    slice has ended, which is seen at a tick, up to 4 ms later.  Where either is refused the thread runs as it is.
-    """
-    this = threading.get_native_id()
+    """Give the calling thread `ASIDE_NICENESS`; Linux gives threads a niceness of their own, which others inherit."""
     with contextlib.suppress(OSError):
-        niceness = max(os.getpriority(os.PRIO_PROCESS, this), ASIDE_NICENESS)
-        os.setpriority(os.PRIO_PROCESS, this, niceness)
-        number = _SCHED_SETATTR.get(platform.machine())
-        if number is not None:
-            wanted = (_ATTRIBUTES.size, 0, _KEEP_POLICY, niceness, 0, _SLICE_NS, 0, 0)
-            ctypes.CDLL(None).syscall(number, this, _ATTRIBUTES.pack(*wanted), 0)
+        this = threading.get_native_id()
+        if os.getpriority(os.PRIO_PROCESS, this) < ASIDE_NICENESS:
+            os.setpriority(os.PRIO_PROCESS, this, ASIDE_NICENESS)
 
 
 def aside_share(cpus: int) -> float:

@@ -3,8 +3,9 @@
 // Why a priority alone does not do: on Linux a thread of the lowest priority that has a CPU often
 // keeps it until the scheduler's next tick, 1 to 10 ms, also where a thread that answers calls has
 // become ready meanwhile and has used more than its share before; on a server that is busy half of
-// the time this happens whenever a CPU is idle for a moment. So the work must end by itself. A
-// longer slice (stand_aside.h) lets most of those threads have the CPU at once, not all of them.
+// the time this happens whenever a CPU is idle for a moment. So the work must end by itself.
+// A slice of its own (sched_setattr(2)) does not do either: with the shortest one, 0.1 ms, and with
+// the longest one, 100 ms, the p99 of calls was higher in each of three rounds than without.
 //
 // Contract: one object per thread; rest alone blocks.
 #pragma once
