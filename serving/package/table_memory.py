@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import threading
 import time
 import weakref
@@ -66,8 +67,9 @@ class _Mapping:
         madvise: Callable[[int, int, int], int] = _LIBC.madvise,
         munmap: Callable[[int, int], int] = _LIBC.munmap,
         sleep: Callable[[float], None] = time.sleep,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
-        if not self.begin:
+        if not self.begin or is_finalizing():  # the process's end gives all of it back at once
             return
         # munmap of all of it would hold the address space's lock while every page is freed, and threads that map
         # memory would wait.  MADV_DONTNEED frees pages with the lock shared, and leaves munmap the page tables alone.
