@@ -35,7 +35,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -287,7 +287,9 @@ class Contender:
         )
 
 
-def measure(contenders: Sequence[Contender], options: Options) -> None:
+def measure(
+    contenders: Sequence[Contender], options: Options, after_round: Callable[[], None]
+) -> None:
     """All phases, round after round: each server without reloads, then each with."""
     servers = [contender.server for contender in contenders]
 
@@ -303,6 +305,7 @@ def measure(contenders: Sequence[Contender], options: Options) -> None:
                 settle(servers)
                 contender.phase(reloads=reloads)
         rounds += 1
+        after_round()
 
 
 def show(name: str, found: Figures) -> None:
@@ -347,7 +350,9 @@ def main() -> None:
         "--pause-s", type=float, default=0.2, help="seconds between two reloads (default 0.2)"
     )
     parser.add_argument("--cpus", default="0,1", help="of client and server together (default 0,1)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--json", type=Path, help="also write the figures to this file, after each round"
+    )
     args = parser.parse_args()
     os.sched_setaffinity(0, {int(cpu) for cpu in args.cpus.split(",")})
     options = Options(
@@ -374,17 +379,19 @@ def main() -> None:
     ]
     if args.peer is not None:
         starts.append(ReloadingPeer(json.loads(args.peer.read_text(encoding="utf-8"))))
-    results = {}
     with ExitStack() as stack:
         servers = [stack.enter_context(server) for server in starts]
         contenders = [Contender(server, args.folder, options) for server in servers]
-        measure(contenders, options)
+
+        def write() -> None:
+            """Keep what there is: a thousand reloads take hours."""
+            if args.json is not None:
+                found = {each.server.name: asdict(each.figures()) for each in contenders}
+                args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+        measure(contenders, options, write)
         for contender in contenders:
-            found = contender.figures()
-            show(contender.server.name, found)
-            results[contender.server.name] = asdict(found)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+            show(contender.server.name, contender.figures())
 
 
 if __name__ == "__main__":
