@@ -250,7 +250,7 @@ class Contender:
         return self.capacity * self._options.share
 
     def phase(self, *, reloads: bool) -> None:
-        """One phase."""
+        """Send the open loop for one phase, and keep what the client saw."""
         with ExitStack() as stack:
             if reloads:
                 stack.enter_context(self.reloader)
