@@ -23,12 +23,19 @@ void compute(Duration length) {
   }
 }
 
-TEST(PaceTest, ThePauseLeavesAThirdOfACpu) {
-  EXPECT_EQ(pause_behind(1ms, 1ms), 2ms);
-  EXPECT_EQ(pause_behind(1ms, 2ms), 1ms);  // it has waited for something meanwhile
-  EXPECT_EQ(pause_behind(1ms, 10ms), 0ms);
-  EXPECT_EQ(pause_behind(20us, 20us), 0ms);  // not worth a sleep
-  EXPECT_EQ(pause_behind(1s, 1s), 50ms);
+TEST(PaceTest, ThePauseLeavesTheWorkItsShareOfACpu) {
+  EXPECT_EQ(pause_behind(1ms, 1ms, 0.25), 3ms);
+  EXPECT_EQ(pause_behind(1ms, 2ms, 0.25), 2ms);  // it has waited for something meanwhile
+  EXPECT_EQ(pause_behind(1ms, 10ms, 0.25), 0ms);
+  EXPECT_EQ(pause_behind(20us, 20us, 0.25), 0ms);  // not worth a sleep
+  EXPECT_EQ(pause_behind(1s, 1s, 0.25), 50ms);
+}
+
+TEST(PaceTest, TheShareIsATenthOfAllCpusAndNoMoreThanAThirdOfOne) {
+  EXPECT_DOUBLE_EQ(aside_share(1), 0.1);
+  EXPECT_DOUBLE_EQ(aside_share(2), 0.2);
+  EXPECT_DOUBLE_EQ(aside_share(4), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(aside_share(64), 1.0 / 3);
 }
 
 TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {

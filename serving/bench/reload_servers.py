@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 import torch
 
 from tessera.durable import replacing
@@ -47,6 +48,8 @@ _PROGRAMS = {
     "python": [sys.executable, "-m", "tessera", "serve"],
 }
 _START_S = 300.0
+PEER_TOLERANCE = 1e-6
+"""By how much a peer's score may differ from the one that it gave to the same request alone."""
 
 Answer = tuple[str, bytes]
 """The version that an answer names, and its scores' bytes."""
@@ -139,6 +142,10 @@ class Reloading(ABC):
     def read(self, answer: bytes) -> Answer:
         """What an answer holds."""
 
+    def is_right(self, answer: Answer, right: Sequence[Answer]) -> bool:
+        """Whether it is one of the ``right`` ones, bit by bit."""
+        return answer in right
+
 
 class ReloadingServer(Reloading):
     """One of ours, with a repository of both versions of which one is loaded.
@@ -157,7 +164,7 @@ class ReloadingServer(Reloading):
         super().__init__(requests)
         self.name = {"cpp": "tessera-server", "python": "tessera serve"}[kind]
         self._program, self._control = _PROGRAMS[kind], control
-        self._model = folder / "repository" / MODEL
+        self._model = folder / f"repository-{kind}" / MODEL
         shutil.rmtree(self._model.parent, ignore_errors=True)
         for number, package in enumerate(versions, 1):
             place = self._model / str(number)
@@ -251,3 +258,13 @@ class ReloadingPeer(Reloading):
     def read(self, answer: bytes) -> Answer:
         """See `Reloading`."""
         return "", ipb.ModelInferResponse.FromString(answer).raw_output_contents[0]
+
+    def is_right(self, answer: Answer, right: Sequence[Answer]) -> bool:
+        """Whether its scores are those of either file, up to `PEER_TOLERANCE`."""
+        if answer in right:
+            return True
+        scores = np.frombuffer(answer[1], np.float32)
+        return any(
+            np.allclose(scores, np.frombuffer(each, np.float32), rtol=0, atol=PEER_TOLERANCE)
+            for _, each in right
+        )

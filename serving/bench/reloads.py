@@ -8,6 +8,10 @@ server on the same two CPUs:
   reloads, without, with, ...  With reloads the two versions come and go in turn all the time: the
   one is loaded, answers, and the other is unloaded.
 
+All servers are there from the beginning to the end, and the phases go from one to the next, so that whatever else the
+machine does falls on all of them.  A phase begins once every server does nothing (a file may still be hashed after its
+version answers).
+
 Each answer is compared, bit by bit, with those that the version that it names gave before.  Told are p50, p99 and p99.9 of
 all phases of a kind together, their ratio, failed calls, wrong answers, the reloads, and the server's resident memory
 before, after ten reloads, at the end and at most.
@@ -15,9 +19,11 @@ before, after ten reloads, at the end and at most.
 A peer is described by a JSON file: ``name``, ``command`` (with {port} and {http_port}), ``environment``, ``method``,
 ``requests`` (messages, each after its size as 4 bytes, little-endian), ``model``, ``file`` (the model's file in the peer's
 repository) and ``versions`` (two files that take its place in turn, each followed by a RepositoryModelLoad).  Its
-answers name no file, so one is right that equals what either of the two gave.
+answers name no file, so one is right that equals what either of the two gave, up to ``PEER_TOLERANCE``: what a peer
+answers may depend on the other calls of a batch by a rounding.
 
     python -m tessera.serving.bench.reloads --folder DIR [--gigabytes 1] [--phases 6] [--phase-s 20] [--peer FILE.json]
+    python -m tessera.serving.bench.reloads --folder DIR --reloads 1000      # phases until each server has had so many
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +43,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tessera.serving.bench.processes import LOADER
+from tessera.serving.bench.processes import LOADER, cpu_seconds
 from tessera.serving.bench.reload_servers import (
     Answer,
     Reloading,
@@ -53,13 +59,17 @@ _MIB = 1 << 20
 _HEAD = struct.Struct("<qqIII")
 """When a call was due, what it took, the number of its request, its status, the size of its answer."""
 SETTLED_RELOADS = 10
+SETTLE_LOOK_S = 0.5
+SETTLE_MOST_S = 60.0
+IDLE_SHARE = 0.05
+"""A server that uses less of a CPU than this does nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What the client saw in one phase: each call's latency in seconds (float64), failures and wrong answers."""
+    """What the client saw in one phase: each call's latency in seconds (float32), failures and wrong answers."""
 
-    latencies_s: npt.NDArray[np.float64]
+    latencies_s: npt.NDArray[np.float32]
     failed: int
     wrong: int
 
@@ -128,8 +138,8 @@ def read_phase(record: Path, right: Mapping[int, Sequence[Answer]], server: Relo
             failed += 1
             continue
         latencies.append(call.took / 1e9)
-        wrong += server.read(call.answer) not in right[call.request]
-    return Phase(latencies_s=np.array(latencies), failed=failed, wrong=wrong)
+        wrong += not server.is_right(server.read(call.answer), right[call.request])
+    return Phase(latencies_s=np.array(latencies, np.float32), failed=failed, wrong=wrong)
 
 
 def memory_mib(pid: int, field: str = "VmRSS") -> float:
@@ -186,61 +196,116 @@ def right_answers(server: Reloading, requests: Sequence[bytes]) -> dict[int, lis
     return right
 
 
-def measure(server: Reloading, folder: Path, options: Options) -> Figures:
-    """One server's capacity and phases."""
-    record = folder / "calls"
-    warm = ("--warm-up-s", options.warm_up_s)
-    right = right_answers(server, server.requests)
-    closed = ("--in-flight", IN_FLIGHT, "--duration-s", options.capacity_s, *warm)
-    capacity = load(server.address, server.method, server.request_file, None, *closed)
-    rate = capacity * options.share
-    phases: dict[bool, list[Phase]] = {False: [], True: []}
-    reloader = Reloader(server, options.pause_s)
-    before = memory_mib(server.pid)
-    for number in range(options.phases):
-        with ExitStack() as stack:
-            reloads = number % 2 == 1
-            if reloads:
-                stack.enter_context(reloader)
-            opened = ("--rate", rate, "--duration-s", options.phase_s, *warm)
-            load(server.address, server.method, server.request_file, record, *opened)
-        phases[reloads].append(read_phase(record, right, server))
-        record.unlink()
-    still, reloading = (
-        np.quantile(
-            np.concatenate([phase.latencies_s for phase in phases[kind]]), (0.5, 0.99, 0.999)
-        )
-        for kind in (False, True)
-    )
-    everything = [*phases[False], *phases[True]]
-    return Figures(
-        capacity=capacity,
-        rate=rate,
-        calls=sum(len(phase.latencies_s) + phase.failed for phase in everything),
-        failed=sum(phase.failed for phase in everything),
-        wrong=sum(phase.wrong for phase in everything),
-        reloads=reloader.count,
-        reload_s=reloader.seconds / max(1, reloader.count),
-        still_ms=[float(value) * 1e3 for value in still],
-        reloading_ms=[float(value) * 1e3 for value in reloading],
-        ratio=float(reloading[1] / still[1]),
-        before_mib=before,
-        settled_mib=reloader.settled_mib,
-        end_mib=memory_mib(server.pid),
-        most_mib=memory_mib(server.pid, "VmHWM"),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a server is measured; times in seconds, ``share`` of the capacity."""
+    """How a server is measured; times in seconds, ``share`` of the capacity; ``reloads`` 0: ``phases`` phases."""
 
     share: float
     phases: int
+    reloads: int
     phase_s: float
     capacity_s: float
     warm_up_s: float
     pause_s: float
+
+
+def settle(servers: Sequence[Reloading]) -> None:
+    """Wait until no server does anything that no call asks for."""
+    end = time.perf_counter() + SETTLE_MOST_S
+    while time.perf_counter() < end:
+        before = [cpu_seconds(server.pid) for server in servers]
+        time.sleep(SETTLE_LOOK_S)
+        after = [cpu_seconds(server.pid) for server in servers]
+        if all(b - a < IDLE_SHARE * SETTLE_LOOK_S for a, b in zip(before, after, strict=True)):
+            return
+
+
+class Contender:
+    """One server's measurement: its capacity at once, then `phase` after `phase`.
+
+    Args:
+        server: runs, and nothing else calls it.
+        folder: for the client's records.
+        options: see `Options`.
+    """
+
+    def __init__(self, server: Reloading, folder: Path, options: Options) -> None:
+        self.server = server
+        self._record, self._options = folder / "calls", options
+        self._right = right_answers(server, server.requests)
+        settle([server])
+        closed = ("--in-flight", IN_FLIGHT, "--duration-s", options.capacity_s)
+        self.capacity = self._load(None, *closed)
+        self.reloader = Reloader(server, options.pause_s)
+        self._before_mib = memory_mib(server.pid)
+        self._phases: dict[bool, list[Phase]] = {False: [], True: []}
+
+    def _load(self, record: Path | None, *flags: object) -> float:
+        server, warm = self.server, ("--warm-up-s", self._options.warm_up_s)
+        return load(server.address, server.method, server.request_file, record, *flags, *warm)
+
+    @property
+    def rate(self) -> float:
+        """Calls a second of the open loop."""
+        return self.capacity * self._options.share
+
+    def phase(self, *, reloads: bool) -> None:
+        """Send the open loop for one phase, and keep what the client saw."""
+        with ExitStack() as stack:
+            if reloads:
+                stack.enter_context(self.reloader)
+            self._load(self._record, "--rate", self.rate, "--duration-s", self._options.phase_s)
+        self._phases[reloads].append(read_phase(self._record, self._right, self.server))
+        self._record.unlink()
+
+    def figures(self) -> Figures:
+        """What has been measured so far, of both kinds of phases."""
+        still, reloading = (
+            np.quantile(
+                np.concatenate([phase.latencies_s for phase in self._phases[kind]]),
+                (0.5, 0.99, 0.999),
+            )
+            for kind in (False, True)
+        )
+        everything = [*self._phases[False], *self._phases[True]]
+        reloader, pid = self.reloader, self.server.pid
+        return Figures(
+            capacity=self.capacity,
+            rate=self.rate,
+            calls=sum(len(phase.latencies_s) + phase.failed for phase in everything),
+            failed=sum(phase.failed for phase in everything),
+            wrong=sum(phase.wrong for phase in everything),
+            reloads=reloader.count,
+            reload_s=reloader.seconds / max(1, reloader.count),
+            still_ms=[float(value) * 1e3 for value in still],
+            reloading_ms=[float(value) * 1e3 for value in reloading],
+            ratio=float(reloading[1] / still[1]),
+            before_mib=self._before_mib,
+            settled_mib=reloader.settled_mib,
+            end_mib=memory_mib(pid),
+            most_mib=memory_mib(pid, "VmHWM"),
+        )
+
+
+def measure(
+    contenders: Sequence[Contender], options: Options, after_round: Callable[[], None]
+) -> None:
+    """All phases, round after round: each server without reloads, then each with."""
+    servers = [contender.server for contender in contenders]
+
+    def enough(rounds: int) -> bool:
+        if options.reloads:
+            return all(each.reloader.count >= options.reloads for each in contenders)
+        return 2 * rounds >= options.phases
+
+    rounds = 0
+    while not enough(rounds):
+        for reloads in (False, True):
+            for contender in contenders:
+                settle(servers)
+                contender.phase(reloads=reloads)
+        rounds += 1
+        after_round()
 
 
 def show(name: str, found: Figures) -> None:
@@ -274,17 +339,26 @@ def main() -> None:
     )
     parser.add_argument("--share", type=float, default=0.6, help="of the capacity (default 0.6)")
     parser.add_argument("--phases", type=int, default=6, help="of both kinds (default 6)")
+    parser.add_argument(
+        "--reloads",
+        type=int,
+        default=0,
+        help="phases until each server has had so many reloads (default 0: --phases tells)",
+    )
     parser.add_argument("--phase-s", type=float, default=20.0, help="seconds each (default 20)")
     parser.add_argument(
         "--pause-s", type=float, default=0.2, help="seconds between two reloads (default 0.2)"
     )
     parser.add_argument("--cpus", default="0,1", help="of client and server together (default 0,1)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--json", type=Path, help="also write the figures to this file, after each round"
+    )
     args = parser.parse_args()
     os.sched_setaffinity(0, {int(cpu) for cpu in args.cpus.split(",")})
     options = Options(
         share=args.share,
         phases=args.phases,
+        reloads=args.reloads,
         phase_s=args.phase_s,
         capacity_s=min(10.0, args.phase_s),
         warm_up_s=1.0,
@@ -299,20 +373,25 @@ def main() -> None:
         *("server", "calls/s", "reloads", "s each", "p50 / p99 / p99.9 ms", "with reloads"),
         *("p99 ratio", "failed", "wrong", "MiB before / after 10 / at the end / at most"),
     )
-    results = {}
-    contenders = args.servers.split(",") if args.servers else []
-    for name in [*contenders, *([] if args.peer is None else ["peer"])]:
-        starts = (
-            ReloadingPeer(json.loads(args.peer.read_text(encoding="utf-8")))
-            if name == "peer"
-            else ReloadingServer(name, args.folder, versions, requests, args.control)
-        )
-        with starts as server:
-            found = measure(server, args.folder, options)
-        show(server.name, found)
-        results[server.name] = asdict(found)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    names = args.servers.split(",") if args.servers else []
+    starts: list[Reloading] = [
+        ReloadingServer(name, args.folder, versions, requests, args.control) for name in names
+    ]
+    if args.peer is not None:
+        starts.append(ReloadingPeer(json.loads(args.peer.read_text(encoding="utf-8"))))
+    with ExitStack() as stack:
+        servers = [stack.enter_context(server) for server in starts]
+        contenders = [Contender(server, args.folder, options) for server in servers]
+
+        def write() -> None:
+            """Keep what there is: a thousand reloads take hours."""
+            if args.json is not None:
+                found = {each.server.name: asdict(each.figures()) for each in contenders}
+                args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+        measure(contenders, options, write)
+        for contender in contenders:
+            show(contender.server.name, contender.figures())
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from tessera.serving.package.signed_record import RecordInfo
 
 # Stays in a core's cache between being read and being hashed, and is copied at once: whoever waits for the CPU
 # waits for no longer than that.
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 64 << 10
 _WORTH_THREADS_BYTES = 2 << 20
 _SHOWN_NAMES = 5
 

@@ -7,20 +7,18 @@ whole, and whoever loads the package compares the chunks, each where a thread is
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 
 from tessera.cpus import usable_cpus
+from tessera.serving.package.pace import stand_aside
 
 CHUNK_BYTES = 8 << 20
 """Part of the format.  4 ms of hashing: no thread waits long for the last one, and 100 GB of tables
 still are a manifest of less than a megabyte."""
 
 _MAX_THREADS = 8  # more than a disk or a memory can feed
-_NICENESS = 10
 
 
 def chunk_sizes(content_bytes: int) -> list[int]:
@@ -124,9 +122,7 @@ class FileHash:
         self._thread.start()
 
     def _run(self) -> None:
-        # Linux gives threads a niceness of their own; elsewhere the thread runs as it is.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        stand_aside()
         assert self._compute is not None
         found, failure = None, None
         try:

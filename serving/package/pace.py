@@ -11,10 +11,13 @@ import os
 import threading
 import time
 
+from tessera.cpus import usable_cpus
+
 ASIDE_NICENESS = 10
 """The nice level of such work: behind inference, and with some progress on a machine whose CPUs are all in use."""
 
-_SHARE = 1 / 3
+_SHARE_OF_ALL = 1 / 10
+_SHARE_OF_ONE = 1 / 3
 _LEAST_S = 0.0001
 _MOST_S = 0.05
 """A piece that took longer than it should is not paid for by seconds of silence."""
@@ -28,9 +31,14 @@ def stand_aside() -> None:
             os.setpriority(os.PRIO_PROCESS, this, ASIDE_NICENESS)
 
 
-def pause_behind(used: float, passed: float) -> float:
-    """How long the pause behind ``used`` seconds of a CPU, within ``passed`` since the last pause, is; 0: not yet."""
-    pause = min(used / _SHARE - passed, _MOST_S)
+def aside_share(cpus: int) -> float:
+    """What such work may use of one CPU where a process may use ``cpus``: a tenth of all, a third of one at most."""
+    return min(_SHARE_OF_ALL * cpus, _SHARE_OF_ONE)
+
+
+def pause_behind(used: float, passed: float, share: float) -> float:
+    """How long the pause is behind ``used`` seconds of a CPU, within ``passed`` since the last pause; 0: not yet."""
+    pause = min(used / share - passed, _MOST_S)
     return 0.0 if pause < _LEAST_S else pause
 
 
@@ -38,13 +46,14 @@ class Pace:
     """The pauses of one thread."""
 
     def __init__(self) -> None:
+        self._share = aside_share(usable_cpus())
         self._last = time.monotonic()
         self._used = time.thread_time()
 
     def rest(self) -> None:
-        """Sleep until the thread has used its share of the time since the last pause; to be called between pieces."""
+        """Sleep until the thread has used `aside_share` of the time since the last pause; to be called between pieces."""
         used, passed = time.thread_time() - self._used, time.monotonic() - self._last
-        pause = pause_behind(used, passed)
+        pause = pause_behind(used, passed, self._share)
         # Time that has passed without a CPU does not count later.
         if not pause and passed < used + _MOST_S:
             return

@@ -4,15 +4,27 @@ import os
 import threading
 import time
 
-from tessera.serving.package.pace import ASIDE_NICENESS, Pace, pause_behind, stand_aside
+import pytest
+
+from tessera.serving.package.pace import (
+    ASIDE_NICENESS,
+    Pace,
+    aside_share,
+    pause_behind,
+    stand_aside,
+)
 
 
-def test_a_pause_leaves_a_third_of_a_cpu():
-    assert pause_behind(0.001, 0.001) == 0.002
-    assert pause_behind(0.001, 0.002) == 0.001  # it has waited for something meanwhile
-    assert pause_behind(0.001, 0.01) == 0
-    assert pause_behind(0.00002, 0.00002) == 0  # not worth a sleep
-    assert pause_behind(1, 1) == 0.05
+def test_a_pause_leaves_the_work_its_share_of_a_cpu():
+    assert pause_behind(0.001, 0.001, 0.25) == 0.003
+    assert pause_behind(0.001, 0.002, 0.25) == 0.002  # it has waited for something meanwhile
+    assert pause_behind(0.001, 0.01, 0.25) == 0
+    assert pause_behind(0.00002, 0.00002, 0.25) == 0  # not worth a sleep
+    assert pause_behind(1, 1, 0.25) == 0.05
+
+
+def test_the_share_is_a_tenth_of_all_cpus_and_no_more_than_a_third_of_one():
+    assert [aside_share(cpus) for cpus in (1, 2, 4, 64)] == pytest.approx([0.1, 0.2, 1 / 3, 1 / 3])
 
 
 def test_work_pauses(monkeypatch):

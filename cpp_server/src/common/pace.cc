@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "common/cpus.h"
+
 namespace tessera {
 namespace {
 
@@ -17,15 +19,26 @@ TimePoint now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
-Duration pause_behind(Duration used, Duration passed) {
+double aside_share(int cpus) {
+  constexpr double kOfAll = 1.0 / 10;
+  constexpr double kOfOne = 1.0 / 3;
+  return std::min(kOfAll * cpus, kOfOne);
+}
+
+Duration pause_behind(Duration used, Duration passed, double share) {
   const auto whole =
-      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(used) / Pace::kShare);
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(used) / share);
   const Duration pause = std::min(whole - passed, kMost);
   return pause < kLeast ? Duration::zero() : pause;
 }
 
 Pace::Pace(std::function<bool()> answering, clockid_t cpu)
-    : answering_(std::move(answering)), cpu_(cpu), seen_(now()), last_(now()), used_(used()) {}
+    : answering_(std::move(answering)),
+      share_(aside_share(available_cpus())),
+      cpu_(cpu),
+      seen_(now()),
+      last_(now()),
+      used_(used()) {}
 
 Duration Pace::used() const {
   timespec time{};
@@ -45,7 +58,7 @@ void Pace::rest() {
 void Pace::rest(const Pause& pause) {
   const TimePoint at = now();
   const Duration work = used() - used_;
-  const Duration length = pause_behind(work, at - last_);
+  const Duration length = pause_behind(work, at - last_, share_);
   // Time that has passed without a CPU does not count later.
   if (length == Duration::zero() && at - last_ < work + kMost) return;
   if (length > Duration::zero() && anybody(at)) pause(length);

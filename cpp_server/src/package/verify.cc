@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint64_t kWorthThreads = 2U << 20;  // bytes
 // They stay in a core's cache from reading to hashing, and the kernel copies them at once: whoever
 // waits for the CPU waits for no longer than that.
-constexpr std::uint64_t kPieceBytes = 256U << 10;
+constexpr std::uint64_t kPieceBytes = 64U << 10;
 
 // Bytes of a content that have a hash of their own.
 struct Part {

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.errors import UserError
+from tessera.serving.package.pace import stand_aside
 from tessera.serving.repository.folder import Fingerprint
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.daemon_thread import in_thread
@@ -393,6 +394,7 @@ def _file(model: ModelVersions, version: int) -> Fingerprint:
 
 
 def _let_go(holder: list[ServedModel], loader: VersionLoader) -> None:
+    stand_aside()
     served = holder.pop()
     served.scheduler.close(_END_OF_WORKERS_S)
     served.scheduler.forget()
