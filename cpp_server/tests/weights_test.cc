@@ -188,12 +188,13 @@ TEST(DeviceWeightsTest, WritesWhatTheHostWrites) {
 
 TEST(HostWeightsTest, PreparationWritesToThePagesOfRows) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  void* const memory = ::mmap(nullptr, 8 * page, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const memory =
+      ::mmap(nullptr, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   const std::span<std::byte> record(static_cast<std::byte*>(memory), 8 * page);
   // Reading makes each page the system's one page of zeros, which cannot be written to.
-  EXPECT_TRUE(std::all_of(record.begin(), record.end(), [](std::byte one) { return one == std::byte{0}; }));
+  EXPECT_TRUE(
+      std::all_of(record.begin(), record.end(), [](std::byte one) { return one == std::byte{0}; }));
   HostWeights weights({{"data/0", record}});
   const std::array<std::uint32_t, 3> rows = {0, 3, 7};
   Patch patch;

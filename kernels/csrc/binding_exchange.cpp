@@ -60,7 +60,7 @@ void exchange_rows(const Tensor& storage, const Tensor& rows, const Tensor& valu
   const int64_t width = values.size(1);
   const Rows row_at(storage, rows, width, offset, stride);
   exchange_rows_at(static_cast<std::size_t>(rows.numel()), static_cast<std::size_t>(width), row_at,
-                static_cast<std::byte*>(values.mutable_data_ptr()));
+                   static_cast<std::byte*>(values.mutable_data_ptr()));
 }
 
 void touch_rows(const Tensor& storage, const Tensor& rows, int64_t width, int64_t offset,

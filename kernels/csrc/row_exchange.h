@@ -1,14 +1,15 @@
 // Rows of a table in this process's memory that change places with others: how a server applies a
 // commit, and how it takes one back.
 //
-// Rows lie anywhere in gigabytes, so each is a miss of the caches and of the TLB: they are asked for
-// kRowsAhead rows before their turn, which hides most of the way to memory. A page that nobody has
-// written to lately may be protected from it besides, by the system or by the host of a virtual
+// Rows lie anywhere in gigabytes, so each is a miss of the caches and of the TLB: they are asked
+// for kRowsAhead rows before their turn, which hides most of the way to memory. A page that nobody
+// has written to lately may be protected from it besides, by the system or by the host of a virtual
 // machine, which follows what changes; the first write to such a page takes a microsecond and more,
-// and a commit may touch as many pages as rows. `touch_rows_at` has that behind it before anybody waits.
+// and a commit may touch as many pages as rows. `touch_rows_at` has that behind it before anybody
+// waits.
 //
-// The rows behind the present one are asked for within the loop and in no function of their own: GCC
-// takes one that only prefetches for one that does nothing, and leaves out its calls.
+// The rows behind the present one are asked for within the loop and in no function of their own:
+// GCC takes one that only prefetches for one that does nothing, and leaves out its calls.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,8 @@ namespace tessera {
 // More than a core keeps misses open for rows of 2 or 3 lines.
 inline constexpr std::size_t kRowsAhead = 24;
 inline constexpr std::size_t kRowLine = 64;
-// Of a wide row so many bytes are asked for; the processor finds the rest itself.
+// So many bytes of a wide row are asked for; the processor fetches what lies behind them without
+// being asked.
 inline constexpr std::size_t kRowAsked = 512;
 inline constexpr std::size_t kRowPage = 4096;
 

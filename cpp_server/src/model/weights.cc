@@ -31,7 +31,7 @@ class StagedOnHost final : public StagedPatches {
     for (const Piece& piece : pieces_) {
       const PatchInfo& info = piece.patch.info;
       touch_rows_at(static_cast<std::size_t>(info.count), static_cast<std::size_t>(info.width),
-                 rows_of(piece));
+                    rows_of(piece));
     }
   }
 
@@ -58,7 +58,7 @@ class StagedOnHost final : public StagedPatches {
       return;
     }
     exchange_rows_at(static_cast<std::size_t>(patch.info.count), width, rows_of(piece),
-                  patch.bytes.data());
+                     patch.bytes.data());
   }
 
   std::vector<Piece> pieces_;
