@@ -72,10 +72,10 @@ void exchange_rows_at(std::size_t count, std::size_t width, RowAt row_at, std::b
   });
 }
 
-// Writes to where `byte` lies and leaves it as it is, whoever reads it meanwhile: one instruction of
-// the processor that changes no bit. C++ has no such operation beside plain readers, and
+// Writes to where `byte` lies and leaves it as it is, whoever reads it meanwhile: one instruction
+// of the processor that changes no bit. C++ has no such operation beside plain readers, and
 // ThreadSanitizer would call it a race, so it is told to look away from here.
-[[gnu::no_sanitize("thread")]] inline void write_nothing(std::byte* byte) {
+__attribute__((no_sanitize("thread"))) inline void write_nothing(std::byte* byte) {
   static const volatile unsigned char nothing = 0;  // so that no compiler makes a reading of it
   __atomic_fetch_or(reinterpret_cast<unsigned char*>(byte), nothing, __ATOMIC_RELAXED);
 }
