@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, Loading
-from tessera.serving.package.pace import Pace, stand_aside
+from tessera.serving.package.pace import ASIDE_NICENESS, Pace
 from tessera.serving.package.signed_record import unsigned_sha256
 from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.config import ServerConfig
@@ -117,6 +117,7 @@ class PackageVersionLoader:
         self, loading: Loading, progress: Callable[[float], None], *, beside_others: bool
     ) -> bool:
         """Read the package; returns whether another process has run the model."""
+        niceness = ASIDE_NICENESS if beside_others else 0
         total = 2 * max(sum(entry.bytes for entry in loading.records.entries), 1)
         done = 0
 
@@ -126,22 +127,18 @@ class PackageVersionLoader:
             progress(min(done / total, 1.0))
 
         def read() -> None:
-            if beside_others:
-                stand_aside()
             loading.records.pace = Pace() if beside_others else None
             loading.read(add)
 
         def take() -> None:
-            if beside_others:
-                stand_aside()
             pace = Pace() if beside_others else None
             contents.take(loading.records, loading.opening, add, pace)
 
         if self._checker is None or loading.manifest.device != "cpu":
-            at_priority(0, read)
+            at_priority(niceness, read)
             return False
         with self._checker.check(loading.path, add, beside_others=beside_others) as contents:
-            at_priority(0, take)
+            at_priority(niceness, take)
         loading.opening.offer()
         return True
 
