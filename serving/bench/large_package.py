@@ -38,26 +38,30 @@ _DRAWN_BYTES = 16 << 20
 _LARGEST = 0.05  # of the elements of a row; what tables of a trained model have
 
 
-def make_large(folder: Path, gigabytes: float, *, name: str, device: str = "cpu") -> Path:
+def make_large(
+    folder: Path, gigabytes: float, *, name: str, device: str = "cpu", seed: int = 0
+) -> Path:
     """A package in ``folder`` whose int8 tables have about so many bytes; one that is there is taken.
 
-    It is made in a process of its own, which holds the tables in memory once.
+    It is made in a process of its own, which holds the tables in memory once. Packages of another ``seed`` have other rows.
     """
     rows = int(gigabytes * 1e9 / TABLES / ROW_BYTES)
-    path = folder / f"large-{name}-{rows}-{device}.pt"
+    path = folder / f"large-{name}-{rows}-{device}{f'-{seed}' if seed else ''}.pt"
     if not path.exists():
-        in_own_process(write_large, path, rows, name, device)
+        in_own_process(write_large, path, rows, name, device, seed)
     return path
 
 
-def write_large(path: Path, rows: int, name: str, device: str) -> None:
+def write_large(path: Path, rows: int, name: str, device: str, seed: int = 0) -> None:
     """The package with tables of so many rows, in this process."""
     model = dlrm(rows, "murmur3", device="meta")
     _stand_in(model)
     options = PackageOptions(name=name, device=device)
     source = ranking_source(model, None)
     found = find_tables(source[0])
-    tables, plan = _stored(found.sources, ROW_TYPES[options.dtype], for_gpu=device == "cuda")
+    tables, plan = _stored(
+        found.sources, ROW_TYPES[options.dtype], for_gpu=device == "cuda", seed=seed
+    )
     servable = make_servable(source, options, stored=(tables, plan))
     runner = TorchScriptRunner(optimize(servable.scripted))
     write_servable(servable, runner, path, options, origin=Origin(), evaluation=None)
@@ -71,12 +75,12 @@ def _stand_in(model: nn.Module) -> None:
 
 
 def _stored(
-    sources: Sequence[SourceTable], kind: RowType, *, for_gpu: bool
+    sources: Sequence[SourceTable], kind: RowType, *, for_gpu: bool, seed: int
 ) -> tuple[StoredTables, ShardingPlan]:
     placements = one_device(sources)
     pieces, sizes = lay_out(placements, {one.name: kind for one in sources}, for_gpu=for_gpu)
     buffers = tuple(torch.zeros(size, dtype=torch.uint8) for size in sizes)
-    drawn = _rows(kind)
+    drawn = _rows(kind, seed)
     stored = []
     for source, piece in zip(sources, pieces, strict=True):
         _fill(buffers[piece.placement.shard], piece, kind, drawn)
@@ -96,10 +100,10 @@ def _stored(
     return tables, ShardingPlan(num_shards=1, placements=placements)
 
 
-def _rows(kind: RowType) -> torch.Tensor:
+def _rows(kind: RowType, seed: int) -> torch.Tensor:
     """``[n, row bytes]`` uint8: rows of random numbers, each of another size."""
     count = _DRAWN_BYTES // kind.row_bytes(DIM)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     sizes = _LARGEST * torch.rand(count, 1, generator=generator)
     return kind.encode(sizes * (2 * torch.rand(count, DIM, generator=generator) - 1))
 

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
-import torch
 
 from tessera.durable import replacing
-from tessera.serving.bench.forward import TABLES, dlrm
+from tessera.serving.bench.large_package import make_large
 from tessera.serving.bench.processes import LOADER, METHOD
 from tessera.serving.client import (
     Draw,
@@ -30,47 +29,33 @@ from tessera.serving.client import (
     encode_request,
     read_schema,
 )
-from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import write_model
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.background import ServerProcess
-from tessera.training.bench.harness import in_own_process
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 MODEL = "dlrm"
 DISTINCT = 256
-_ROW_BYTES = 64 + 4
 _PROGRAMS = {
     "cpp": [str(LOADER.with_name("tessera-server"))],
     "python": [sys.executable, "-m", "tessera", "serve"],
 }
 _START_S = 300.0
-PEER_TOLERANCE = 1e-6
-"""By how much a peer's score may differ from the one that it gave to the same request alone."""
+TOLERANCE = 1e-6
+"""By how much a score of a peer or of a GPU may differ from the one that it gave to the same request alone."""
 
 Answer = tuple[str, bytes]
 """The version that an answer names, and its scores' bytes."""
 
 
-def make_versions(folder: Path, gigabytes: float) -> tuple[Path, Path]:
-    """Two packages of the same schema with other weights; those that are there are taken."""
-    rows = int(gigabytes * 1e9 / TABLES / _ROW_BYTES)
-    first, second = (folder / f"dlrm-{rows}-{number}.pt" for number in (1, 2))
-    for path, sign in ((first, 1.0), (second, -1.0)):
-        if not path.exists():
-            in_own_process(_write, path, rows, sign)
+def make_versions(folder: Path, gigabytes: float, device: str = "cpu") -> tuple[Path, Path]:
+    """Two packages of the same schema with other rows, for the CPU or ``cuda``; those that are there are taken."""
+    first, second = (
+        make_large(folder, gigabytes, name=MODEL, device=device, seed=seed) for seed in (0, 1)
+    )
     return first, second
-
-
-def _write(path: Path, rows: int, sign: float) -> None:
-    model = dlrm(rows, "murmur3")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(sign)
-    write_model(model, path, PackageOptions(name=MODEL))
 
 
 def write_requests(path: Path, package: Path, count: int = DISTINCT) -> Path:
@@ -156,12 +141,23 @@ class ReloadingServer(Reloading):
         versions: the packages of versions 1 and 2.
         requests: see `Reloading`.
         control: ``explicit`` (calls) or ``poll`` (serving.yaml).
+        flags: more of them, for the server.
+        bits: whether the same request has the same answer in each batch, bit by bit, which a GPU does not promise.
     """
 
     def __init__(
-        self, kind: str, folder: Path, versions: Sequence[Path], requests: Path, control: str
+        self,
+        kind: str,
+        folder: Path,
+        versions: Sequence[Path],
+        requests: Path,
+        control: str,
+        *,
+        flags: Sequence[str] = (),
+        bits: bool = True,
     ) -> None:
         super().__init__(requests)
+        self._flags, self._bits = flags, bits
         self.name = {"cpp": "tessera-server", "python": "tessera serve"}[kind]
         self._program, self._control = _PROGRAMS[kind], control
         self._model = folder / f"repository-{kind}" / MODEL
@@ -179,7 +175,7 @@ class ReloadingServer(Reloading):
 
     def _start(self) -> None:
         flags = ["--model-repository", str(self._model.parent), "--model-control", self._control]
-        flags += ["--poll-s", "0.2"]
+        flags += ["--poll-s", "0.2", *self._flags]
         server = self._stack.enter_context(ServerProcess(flags, self._program))
         self.address, self.pid = server.address, server.process.pid
         self._repository = self._stack.enter_context(
@@ -203,7 +199,12 @@ class ReloadingServer(Reloading):
     def read(self, answer: bytes) -> Answer:
         """See `Reloading`."""
         found = pb.PredictionResponse.FromString(answer)
-        return found.model_version, repr(list(found.predictions["default"].data)).encode()
+        scores = np.array(found.predictions["default"].data, np.float32)
+        return found.model_version, scores.tobytes()
+
+    def is_right(self, answer: Answer, right: Sequence[Answer]) -> bool:
+        """Whether it is what the version that it names gave before: bit by bit, or on a GPU up to `TOLERANCE`."""
+        return answer in right or (not self._bits and _close(answer, right))
 
 
 class ReloadingPeer(Reloading):
@@ -260,11 +261,15 @@ class ReloadingPeer(Reloading):
         return "", ipb.ModelInferResponse.FromString(answer).raw_output_contents[0]
 
     def is_right(self, answer: Answer, right: Sequence[Answer]) -> bool:
-        """Whether its scores are those of either file, up to `PEER_TOLERANCE`."""
-        if answer in right:
-            return True
-        scores = np.frombuffer(answer[1], np.float32)
-        return any(
-            np.allclose(scores, np.frombuffer(each, np.float32), rtol=0, atol=PEER_TOLERANCE)
-            for _, each in right
-        )
+        """Whether its scores are those of either file, up to `TOLERANCE`."""
+        return answer in right or _close(answer, right)
+
+
+def _close(answer: Answer, right: Sequence[Answer]) -> bool:
+    """Whether the scores are those of a right answer of the same version, up to `TOLERANCE`."""
+    scores = np.frombuffer(answer[1], np.float32)
+    return any(
+        version == answer[0]
+        and np.allclose(scores, np.frombuffer(each, np.float32), rtol=0, atol=TOLERANCE)
+        for version, each in right
+    )

@@ -19,8 +19,9 @@ before, after ten reloads, at the end and at most.
 A peer is described by a JSON file: ``name``, ``command`` (with {port} and {http_port}), ``environment``, ``method``,
 ``requests`` (messages, each after its size as 4 bytes, little-endian), ``model``, ``file`` (the model's file in the peer's
 repository) and ``versions`` (two files that take its place in turn, each followed by a RepositoryModelLoad).  Its
-answers name no file, so one is right that equals what either of the two gave, up to ``PEER_TOLERANCE``: what a peer
-answers may depend on the other calls of a batch by a rounding.
+answers name no file, so one is right that equals what either of the two gave, up to ``TOLERANCE``: what a peer
+answers may depend on the other calls of a batch by a rounding.  So does what a GPU answers: with ``--gpus`` the packages are for
+GPUs, ours have them on these ones, and a right answer is that of the version that it names up to ``TOLERANCE``.
 
     python -m tessera.serving.bench.reloads --folder DIR [--gigabytes 1] [--phases 6] [--phase-s 20] [--peer FILE.json]
     python -m tessera.serving.bench.reloads --folder DIR --reloads 1000      # phases until each server has had so many
@@ -349,6 +350,9 @@ def main() -> None:
     parser.add_argument(
         "--pause-s", type=float, default=0.2, help="seconds between two reloads (default 0.2)"
     )
+    parser.add_argument(
+        "--gpus", help="CUDA's numbers of the GPUs that ours serve on, by commas (default: the CPU)"
+    )
     parser.add_argument("--cpus", default="0,1", help="of client and server together (default 0,1)")
     parser.add_argument(
         "--json", type=Path, help="also write the figures to this file, after each round"
@@ -365,7 +369,8 @@ def main() -> None:
         pause_s=args.pause_s,
     )
     args.folder.mkdir(parents=True, exist_ok=True)
-    versions = make_versions(args.folder, args.gigabytes)
+    versions = make_versions(args.folder, args.gigabytes, "cpu" if args.gpus is None else "cuda")
+    flags = [] if args.gpus is None else ["--gpus", args.gpus]
     requests = write_requests(args.folder / "requests", versions[0])
     sizes = " and ".join(f"{path.stat().st_size / _MIB:.0f} MiB" for path in versions)
     print(f"{machine()} at the start; packages of {sizes}")
@@ -375,7 +380,12 @@ def main() -> None:
     )
     names = args.servers.split(",") if args.servers else []
     starts: list[Reloading] = [
-        ReloadingServer(name, args.folder, versions, requests, args.control) for name in names
+        ReloadingServer(
+            *(name, args.folder, versions, requests, args.control),
+            flags=flags,
+            bits=args.gpus is None,
+        )
+        for name in names
     ]
     if args.peer is not None:
         starts.append(ReloadingPeer(json.loads(args.peer.read_text(encoding="utf-8"))))
