@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/serialization/import.h>
 #include <unistd.h>
 
@@ -115,11 +116,13 @@ TEST(RecordPlacesTest, EveryRecordIsAtItsOwnAddress) {
 TEST(RecordPlacesTest, FollowsRecordsToTheirDevices) {
   Opened opened;
   std::vector<std::string> names;
-  const DeviceWeights::Places moved =
-      move_records(opened.module, opened.found.places, [&](const std::string& name) {
+  const DeviceWeights::Places moved = move_records(
+      opened.module, opened.found.places,
+      [&](const std::string& name) {
         names.push_back(name);
         return at::Device(at::kCPU);
-      });
+      },
+      /*rest=*/nullptr);
   EXPECT_EQ(names.size(), 3u);
   ASSERT_EQ(moved.size(), 3u);
   DeviceWeights weights(moved);
@@ -134,6 +137,36 @@ TEST(RecordPlacesTest, FollowsRecordsToTheirDevices) {
   EXPECT_EQ(opened.call(), 3 + 30 + 12);
   staged->swap();
   EXPECT_EQ(opened.call(), 11);
+}
+
+TEST(RecordPlacesTest, CopiesInPiecesOfAMegabyte) {
+  for (const std::int64_t numbers : {std::int64_t{1} << 18, (std::int64_t{3} << 18) + 7}) {
+    const at::Tensor from = at::arange(numbers, at::kFloat).view({1, numbers});
+    int rests = 0;
+    const at::Tensor to = copy_in_pieces(from, at::Device(at::kCPU), [&] { ++rests; });
+    EXPECT_NE(to.data_ptr(), from.data_ptr());
+    EXPECT_TRUE(to.equal(from));
+    EXPECT_EQ(to.sizes(), from.sizes());
+    EXPECT_EQ(rests, numbers == std::int64_t{1} << 18 ? 1 : 4);
+  }
+}
+
+TEST(RecordPlacesTest, MovesWhatGraphsHaveAsConstants) {
+  torch::jit::Module module("constants");
+  module.define("def forward(self, x):\n  if bool(x.sum() > 0):\n    x = x + 1\n  return x\n");
+  torch::jit::Graph& graph = *module.get_method("forward").graph();
+  torch::jit::Node* const branch =
+      *std::find_if(graph.nodes().begin(), graph.nodes().end(),
+                    [](const torch::jit::Node* node) { return node->kind() == c10::prim::If; });
+  std::vector<torch::jit::Node*> constants;
+  for (torch::jit::Block* const place : {graph.block(), branch->blocks()[0]}) {
+    torch::jit::WithInsertPoint at(*place->nodes().begin());
+    constants.push_back(graph.insertConstant(at::ones({2}))->node());
+  }
+  move_constants(module, at::Device(at::kMeta));
+  for (torch::jit::Node* const constant : constants) {
+    EXPECT_TRUE(constant->t(c10::attr::value).is_meta());
+  }
 }
 
 // Rows anywhere in a record, of two copies, written by either way: the same bytes.

@@ -95,7 +95,8 @@ class GpuRunner final : public Runner {
           name(text("cuda:", device)),
           module(file, schema, cuda(numbers), options.allow_ops,
                  options.changing ? TorchScriptModule::Form::kChanging
-                                  : TorchScriptModule::Form::kFrozen) {}
+                                  : TorchScriptModule::Form::kFrozen,
+                 options.rest) {}
 
     int device;  // that its inputs, outputs and first shard are on
     std::string name;

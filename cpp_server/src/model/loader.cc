@@ -175,6 +175,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   GpuOptions gpu = options.gpu;
   gpu.allow_ops = options.allow_ops;
   gpu.changing = options.follow;
+  gpu.rest = options.rest;
   std::unique_ptr<Runner> runner = on_cpu ? open_on_cpu(*opening, path, manifest, options.follow)
                                           : open_on_gpus(checked->file, manifest, gpu);
   if (!on_cpu) checked->file->check_unchanged();

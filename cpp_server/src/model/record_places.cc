@@ -1,5 +1,9 @@
 #include "model/record_places.h"
 
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -23,17 +27,38 @@ void note_moved(const at::Tensor& from, const at::Tensor& to, Moved& moved) {
   moved.places[record->second].push_back(to.flatten().view(at::kByte));
 }
 
+constexpr std::int64_t kPieceBytes = 1 << 20;
+
+at::Tensor on_device(const at::Tensor& from, at::Device device, const std::function<void()>& rest) {
+  if (!from.defined() || from.device() == device || !from.is_contiguous() ||
+      static_cast<std::int64_t>(from.nbytes()) <= kPieceBytes) {
+    return from.to(device);
+  }
+  return copy_in_pieces(from, device, rest);
+}
+
 void move_all(torch::jit::Module module, const std::string& prefix,
-              const std::function<at::Device(const std::string&)>& device_of, Moved& moved) {
+              const std::function<at::Device(const std::string&)>& device_of,
+              const std::function<void()>& rest, Moved& moved) {
   for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
     if (!attribute.value.isTensor()) continue;
     const at::Tensor& from = attribute.value.toTensor();
-    const at::Tensor to = from.to(device_of(prefix + attribute.name));
+    const at::Tensor to = on_device(from, device_of(prefix + attribute.name), rest);
     note_moved(from, to, moved);
     module.setattr(attribute.name, to);
   }
   for (const auto& child : module.named_children()) {
-    move_all(child.value, prefix + child.name + ".", device_of, moved);
+    move_all(child.value, prefix + child.name + ".", device_of, rest, moved);
+  }
+}
+
+void move_constants(torch::jit::Block& block, at::Device device) {
+  for (torch::jit::Node* node : block.nodes()) {
+    if (node->kind() == c10::prim::Constant && node->hasAttribute(c10::attr::value) &&
+        node->kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
+      node->t_(c10::attr::value, node->t(c10::attr::value).to(device));
+    }
+    for (torch::jit::Block* inner : node->blocks()) move_constants(*inner, device);
   }
 }
 
@@ -62,12 +87,35 @@ RecordPlaces find_records(const torch::jit::Module& module, const RecordAddresse
   return found;
 }
 
+at::Tensor copy_in_pieces(const at::Tensor& from, at::Device device,
+                          const std::function<void()>& rest) {
+  const at::NoGradGuard none;
+  at::Tensor to = at::empty_like(from, from.options().device(device));
+  const at::Tensor source = from.flatten().view(at::kByte);
+  const at::Tensor target = to.flatten().view(at::kByte);
+  for (std::int64_t at = 0; at < source.numel(); at += kPieceBytes) {
+    const std::int64_t count = std::min(kPieceBytes, source.numel() - at);
+    target.narrow(0, at, count).copy_(source.narrow(0, at, count));
+    if (rest != nullptr) rest();
+  }
+  return to;
+}
+
+void move_constants(const torch::jit::Module& module, at::Device device) {
+  for (const torch::jit::Module& part : module.modules()) {
+    for (const torch::jit::Method& method : part.get_methods()) {
+      move_constants(*method.graph()->block(), device);
+    }
+  }
+}
+
 DeviceWeights::Places move_records(const torch::jit::Module& module,
                                    const HostWeights::Places& places,
-                                   const std::function<at::Device(const std::string&)>& device_of) {
+                                   const std::function<at::Device(const std::string&)>& device_of,
+                                   const std::function<void()>& rest) {
   Moved moved;
   for (const auto& [record, place] : places) moved.records[place.data()] = record;
-  move_all(module, "", device_of, moved);
+  move_all(module, "", device_of, rest, moved);
   for (const std::string& record : moved.divided) moved.places.erase(record);
   return std::move(moved.places);
 }

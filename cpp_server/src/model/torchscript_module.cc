@@ -90,11 +90,12 @@ VocabularyBuffers find_vocabularies(const torch::jit::Module& module, bool copie
   return {span(0), span(1), span(2), held};
 }
 
-// `places` is told where the devices have the records; null: nobody asks. Who asks, and shards,
-// need the whole module on the host for a moment.
+// `places` is told where the devices have the records; null: nobody asks. What is for GPUs is on
+// the host for a moment, from where it goes there in pieces, with `rest` between them.
 torch::jit::Module load(const std::shared_ptr<const PackageFile>& file,
                         const std::vector<at::Device>& devices,
-                        const std::set<std::string>& allow_ops, DeviceWeights::Places* places) {
+                        const std::set<std::string>& allow_ops, DeviceWeights::Places* places,
+                        const std::function<void()>& rest) {
   std::map<std::uint64_t, std::string> starts;
   std::map<std::string, std::uint64_t> bytes;
   if (places != nullptr) {
@@ -104,15 +105,18 @@ torch::jit::Module load(const std::shared_ptr<const PackageFile>& file,
       if (record.bytes > 0) starts[record.offset] = name;
     }
   }
-  const bool placed = devices.size() > 1 || places != nullptr;
+  const bool whole = devices.size() == 1 && places == nullptr;
   const auto adapter = std::make_shared<FileAdapter>(file, std::move(starts));
-  torch::jit::Module loaded =
-      torch::jit::load(adapter, placed ? at::Device(at::kCPU) : devices.at(0));
+  torch::jit::Module loaded = torch::jit::load(adapter, at::Device(at::kCPU));
   check_operators(loaded, file->path(), allow_ops);
-  if (!placed) return loaded;
+  if (whole) {
+    if (devices.at(0).is_cpu()) return loaded;
+    move_constants(loaded, devices.at(0));
+  }
   const RecordPlaces on_host = find_records(loaded, adapter->reads(), bytes);
   DeviceWeights::Places moved = move_records(
-      loaded, on_host.places, [&](const std::string& name) { return devices.at(shard_of(name)); });
+      loaded, on_host.places, [&](const std::string& name) { return devices.at(shard_of(name)); },
+      rest);
   if (places != nullptr) *places = std::move(moved);
   return loaded;
 }
@@ -128,11 +132,12 @@ TorchScriptModule::TorchScriptModule(const Opening& opening, const std::string& 
 TorchScriptModule::TorchScriptModule(const std::shared_ptr<const PackageFile>& file,
                                      const InputSchema& schema,
                                      const std::vector<at::Device>& devices,
-                                     const std::set<std::string>& allow_ops, Form form)
+                                     const std::set<std::string>& allow_ops, Form form,
+                                     const std::function<void()>& rest)
     : TorchScriptModule(
           [&] {
             return load(file, devices, allow_ops,
-                        form == Form::kChanging ? &device_places_ : nullptr);
+                        form == Form::kChanging ? &device_places_ : nullptr, rest);
           },
           file->path(), schema, devices.at(0).is_cpu(), form) {}
 

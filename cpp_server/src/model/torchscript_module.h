@@ -42,11 +42,12 @@ class TorchScriptModule {
                     Form form = Form::kFrozen);
 
   // Opens the archive in `file`, whose records must have been verified, with shard k on device k
-  // of `devices` and everything else on the first; else the same. The file is read once more,
-  // tensor by tensor, so that the host never holds what the devices do.
+  // of `devices` and everything else on the first; else the same. The file is read once more, to
+  // the host, from where the tensors go to their devices one after the other (move_records), with
+  // `rest`, if there is one, between pieces.
   TorchScriptModule(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
                     const std::vector<at::Device>& devices, const std::set<std::string>& allow_ops,
-                    Form form = Form::kFrozen);
+                    Form form = Form::kFrozen, const std::function<void()>& rest = nullptr);
 
   // The outputs in the schema's order, float32, on the module's device where keep_on_device has
   // been called, else on the CPU. Throws what the model throws, or std::runtime_error when the

@@ -4,6 +4,7 @@
 // type, so that only source files are compiled against torch.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -28,6 +29,7 @@ struct GpuOptions {
   std::set<std::string> allow_ops = {};  // that the graph may call beside those of every package
   std::int64_t graph_samples = 2'048;    // and of up to these: beyond, launching costs little
   bool changing = false;                 // the runner has weights that may change in place
+  std::function<void()> rest = nullptr;  // called between pieces of copies to the devices
 };
 
 // The archive in `file`, whose records must have been verified, on GPUs, the whole model on each.
