@@ -1,6 +1,7 @@
 #include "model/record_places.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
