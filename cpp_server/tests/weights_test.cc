@@ -139,6 +139,21 @@ TEST(RecordPlacesTest, FollowsRecordsToTheirDevices) {
   EXPECT_EQ(opened.call(), 11);
 }
 
+TEST(RecordPlacesTest, KeepsATensorThatAModuleHasTwiceAsOne) {
+  torch::jit::Module module("twice");
+  const at::Tensor rows = at::ones({4, 2});
+  module.register_buffer("first", rows);
+  module.register_buffer("second", rows);
+  module.register_buffer("part", rows.narrow(0, 0, 2));
+  move_records(
+      module, {}, [](const std::string&) { return at::Device(at::kMeta); }, /*rest=*/nullptr);
+  const auto tensor = [&](const char* name) { return module.attr(name).toTensor(); };
+  EXPECT_TRUE(tensor("first").is_meta());
+  EXPECT_TRUE(tensor("first").is_same(tensor("second")));
+  EXPECT_EQ(tensor("part").sizes(), (std::vector<std::int64_t>{2, 2}));
+  EXPECT_FALSE(tensor("part").is_same(tensor("first")));
+}
+
 TEST(RecordPlacesTest, CopiesInPiecesOfAMegabyte) {
   for (const std::int64_t numbers : {std::int64_t{1} << 18, (std::int64_t{3} << 18) + 7}) {
     const at::Tensor from = at::arange(numbers, at::kFloat).view({1, numbers});

@@ -5,14 +5,20 @@
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace tessera {
 namespace {
 
+// A tensor's memory on the host, and where it goes.
+using Way = std::tuple<const void*, std::size_t, at::ScalarType, c10::DeviceIndex>;
+
 struct Moved {
-  RecordAddresses records;  // on the host
+  RecordAddresses records;          // on the host
+  std::map<Way, at::Tensor> whole;  // of which a module may have several: they stay one
   DeviceWeights::Places places;
   std::set<std::string> divided;
 };
@@ -44,9 +50,21 @@ void move_all(torch::jit::Module module, const std::string& prefix,
   for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
     if (!attribute.value.isTensor()) continue;
     const at::Tensor& from = attribute.value.toTensor();
-    const at::Tensor to = on_device(from, device_of(prefix + attribute.name), rest);
+    const at::Device device = device_of(prefix + attribute.name);
+    const bool has_memory = from.defined() && from.has_storage() && from.nbytes() > 0;
+    const Way way =
+        has_memory ? Way{from.const_data_ptr(), from.nbytes(), from.scalar_type(), device.index()}
+                   : Way{};
+    if (const auto known = moved.whole.find(way); has_memory && known != moved.whole.end() &&
+                                                  known->second.sizes() == from.sizes() &&
+                                                  from.is_contiguous()) {
+      module.setattr(attribute.name, known->second);
+      continue;
+    }
+    const at::Tensor to = on_device(from, device, rest);
     note_moved(from, to, moved);
     module.setattr(attribute.name, to);
+    if (has_memory && from.is_contiguous()) moved.whole.try_emplace(way, to);
   }
   for (const auto& child : module.named_children()) {
     move_all(child.value, prefix + child.name + ".", device_of, rest, moved);

@@ -62,8 +62,9 @@ at::Tensor copy_in_pieces(const at::Tensor& from, at::Device device,
                           const std::function<void()>& rest);
 
 // Moves every tensor of `module`, one after the other and in pieces (copy_in_pieces), to the device
-// that `device_of` gives for its qualified name. Gives where the records of `places`, which were on
-// the host, are then; not those of which the module has a part by itself.
+// that `device_of` gives for its qualified name; a tensor that it has twice stays one. Gives where
+// the records of `places`, which were on the host, are then; not those of which the module has a
+// part by itself.
 DeviceWeights::Places move_records(const torch::jit::Module& module,
                                    const HostWeights::Places& places,
                                    const std::function<at::Device(const std::string&)>& device_of,
