@@ -36,12 +36,21 @@ void note_moved(const at::Tensor& from, const at::Tensor& to, Moved& moved) {
 
 constexpr std::int64_t kPieceBytes = 1 << 20;
 
-at::Tensor on_device(const at::Tensor& from, at::Device device, const std::function<void()>& rest) {
-  if (!from.defined() || from.device() == device || !from.is_contiguous() ||
-      static_cast<std::int64_t>(from.nbytes()) <= kPieceBytes) {
-    return from.to(device);
+at::Tensor move_one(const at::Tensor& from, at::Device device, const std::function<void()>& rest,
+                    Moved& moved) {
+  const bool plain = from.defined() && from.has_storage() && from.nbytes() > 0 &&
+                     from.is_contiguous() && !from.is_quantized() && from.device() != device;
+  if (!plain) {
+    const at::Tensor to = from.to(device);
+    note_moved(from, to, moved);
+    return to;
   }
-  return copy_in_pieces(from, device, rest);
+  at::Tensor& known =
+      moved.whole[{from.const_data_ptr(), from.nbytes(), from.scalar_type(), device.index()}];
+  if (known.defined() && known.sizes() == from.sizes()) return known;
+  known = copy_in_pieces(from, device, rest);
+  note_moved(from, known, moved);
+  return known;
 }
 
 void move_all(torch::jit::Module module, const std::string& prefix,
@@ -49,22 +58,8 @@ void move_all(torch::jit::Module module, const std::string& prefix,
               const std::function<void()>& rest, Moved& moved) {
   for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
     if (!attribute.value.isTensor()) continue;
-    const at::Tensor& from = attribute.value.toTensor();
     const at::Device device = device_of(prefix + attribute.name);
-    const bool has_memory = from.defined() && from.has_storage() && from.nbytes() > 0;
-    const Way way =
-        has_memory ? Way{from.const_data_ptr(), from.nbytes(), from.scalar_type(), device.index()}
-                   : Way{};
-    if (const auto known = moved.whole.find(way); has_memory && known != moved.whole.end() &&
-                                                  known->second.sizes() == from.sizes() &&
-                                                  from.is_contiguous()) {
-      module.setattr(attribute.name, known->second);
-      continue;
-    }
-    const at::Tensor to = on_device(from, device, rest);
-    note_moved(from, to, moved);
-    module.setattr(attribute.name, to);
-    if (has_memory && from.is_contiguous()) moved.whole.try_emplace(way, to);
+    module.setattr(attribute.name, move_one(attribute.value.toTensor(), device, rest, moved));
   }
   for (const auto& child : module.named_children()) {
     move_all(child.value, prefix + child.name + ".", device_of, rest, moved);
