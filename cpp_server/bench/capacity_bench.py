@@ -47,7 +47,7 @@ def calibrated(
 ) -> Calibration:
     """The costs, measured now."""
     file = folder / "costs.json"
-    length = ("--samples", args.samples, "--duration-s", args.seconds / 2, "--warm-up-s", "0.2")
+    length = ("--samples", args.samples, "--duration-s", args.seconds, "--warm-up-s", "0.5")
     http = f"127.0.0.1:{server.http_port}"
     load(server, package, "--calibrate", file, "--http-address", http, *length)
     return read_calibration(file)

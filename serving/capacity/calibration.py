@@ -2,7 +2,7 @@
 
 Runs of one call at a time, of several sizes, give the time of a pass by the samples of its batch, and what a
 call costs when every thread has to be woken.  The run with the most calls in flight gives what one costs when
-nobody sleeps; the difference is what waking costs.  A run of calls at random times shows how much passes vary,
+nobody sleeps; the difference is what waking costs.  Runs of calls at random times, at growing rates, show how much passes vary,
 with the colder caches that they find then; `fit` takes from its latencies what is not told by these.  docs/capacity.md has the file's fields.
 """
 
@@ -106,9 +106,14 @@ class Calibration:
         return max(self.runs, key=lambda run: run.in_flight)
 
     @property
+    def rated(self) -> list[Run]:
+        """The runs of calls at random times, by growing rates."""
+        return sorted((r for r in self.runs if r.in_flight == 0), key=lambda run: run.rate)
+
+    @property
     def calm(self) -> Run:
-        """The run of calls at a rate."""
-        return next(run for run in self.runs if run.in_flight == 0)
+        """The one of the lowest rate."""
+        return self.rated[0]
 
     def costs(self, samples: int) -> Costs:
         """What calls of ``samples`` samples cost.
@@ -145,6 +150,9 @@ class Calibration:
         client_us = client_base_us + client_grows_us * busy.samples
         usual = next(run for run in alone if run.samples == busy.samples)
         usual_us = statistics.median(usual.pass_us)
+        # How a pass varies where nobody takes the CPU from its thread: what others take is told by how late threads
+        # begin, and counted as work it would keep the simulated CPUs busy.
+        colder_us = calm_us - expected_us - usual_us
         short = usual_us <= SHORT_PASS_S * 1e6
         in_loop = self.server == "cpp" and short and self._ids(busy.samples) <= SHORT_PASS_IDS
         # The loop alone, or the loop, a worker, and the loop for the answer.
@@ -158,7 +166,7 @@ class Calibration:
             client_call_s=max(busy.client_cpu_us + client_grows_us * more, 0.0) / 1e6,
             client_wake_s=max(client_us - busy.client_cpu_us, 0.0) / 1e6,
             wire_s=max(statistics.median(calm.latency_us) - known_us, 0.0) / 1e6,
-            spread_s=tuple((value - expected_us) / 1e6 for value in calm.pass_us),
+            spread_s=tuple((colder_us + value) / 1e6 for value in usual.pass_us),
             ids_per_sample=self.ids_per_sample,
         )
 
@@ -241,8 +249,11 @@ def _calibration(found: Any) -> Calibration:
         _refuse(f"runs with one call in flight have sizes {sizes}; two that differ are needed")
     if calibration.samples not in sizes:
         _refuse(f"no run has one call of {calibration.samples} samples in flight")
-    if [run.samples for run in calibration.runs if run.in_flight == 0] != [calibration.samples]:
-        _refuse(f"not one run has calls of {calibration.samples} samples at a rate")
+    rated = calibration.rated
+    if not rated or any(run.samples != calibration.samples for run in rated):
+        _refuse(f"not one run or several have calls of {calibration.samples} samples at a rate")
+    if len({run.rate for run in rated}) < len(rated):
+        _refuse(f"runs came at the rates {[run.rate for run in rated]}; they have to differ")
     busy = calibration.busiest
     if busy.in_flight <= 1 or busy.samples != calibration.samples:
         _refuse(f"no run has several calls of {calibration.samples} samples in flight")

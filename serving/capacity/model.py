@@ -6,6 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from tessera.errors import FieldError
 
 MOST_REQUESTS = 10_000_000
@@ -72,7 +74,8 @@ class Costs:
         late_share: of the times that a thread of the network or of a client begins to run after it had nothing to do,
             the share in which it begins late, for which nobody uses a CPU: the kernel has put another thread before
             it, or the machine has taken its CPU away.
-        late_s: how late it then is, on average; exponentially distributed.
+        late_s: (load, seconds) how late it then is on average under that load (`load_on`), exponentially distributed, by
+            growing loads; between them straight lines, and beyond them what is true of the nearest.
         ids_per_sample: ids of a sample, over all features.
     """
 
@@ -84,7 +87,7 @@ class Costs:
     wire_s: float = 0.0
     spread_s: tuple[float, ...] = (0.0,)
     late_share: float = 0.0
-    late_s: float = 0.0
+    late_s: tuple[tuple[float, float], ...] = ()
     ids_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
@@ -96,9 +99,13 @@ class Costs:
             raise FieldError("passes", sizes, "give sizes of at least 1 that grow")
         for _, seconds in self.passes:
             _refuse_unless("passes", seconds, least=0.0)
-        _refuse_unless("late_s", self.late_s, least=0.0)
         if not 0 <= self.late_share <= 1:
             raise FieldError("late_share", self.late_share, "give a share of 0 to 1")
+        loads = [load for load, _ in self.late_s]
+        if any(not b > a for a, b in itertools.pairwise(loads)):
+            raise FieldError("late_s", loads, "give loads that grow")
+        for _, seconds in self.late_s:
+            _refuse_unless("late_s", seconds, least=0.0)
         if not self.spread_s or any(not b >= a for a, b in itertools.pairwise(self.spread_s)):
             raise FieldError("spread_s", self.spread_s, "give ascending values")
         if not all(map(math.isfinite, self.spread_s)):
@@ -113,6 +120,30 @@ class Costs:
             if samples <= n1:
                 break
         return max(t0 + (t1 - t0) * (samples - n0) / (n1 - n0), 0.0)
+
+    def busy_s(self, samples: int, *, of_batch: int, client: bool) -> float:
+        """CPU time of a request of ``samples`` in batches of ``of_batch`` samples, where no thread has to be woken.
+
+        Args:
+            samples: of the request.
+            of_batch: of the batch that it is computed in.
+            client: whether a client uses the same CPUs.
+        """
+        passes_s = self.pass_s(of_batch) * samples / of_batch
+        return self.call_s + self.client_call_s * client + passes_s
+
+    def load_on(self, host: Host, rate: float, samples: int) -> float:
+        """The share of the CPUs of ``host`` that ``rate`` requests a second need, in the largest batches measured."""
+        largest = max(self.passes[-1][0], samples)
+        needed_s = self.busy_s(samples, of_batch=largest, client=host.clients > 0)
+        return rate * needed_s / host.cores
+
+    def late_at(self, load: float) -> float:
+        """How late a thread that is late begins under ``load``, in seconds on average."""
+        if not self.late_s:
+            return 0.0
+        loads, seconds = zip(*self.late_s, strict=True)
+        return float(np.interp(load, loads, seconds))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,10 +126,11 @@ def simulate(
     if ratios is None:
         ratios = [1.0]
     late = [0.0]
-    if costs.late_share > 0:
+    late_s = costs.late_at(costs.load_on(host, load.rate, load.samples))
+    if costs.late_share > 0 and late_s > 0:
         wakes = _WAKES_OF_CALL * due.size
         is_late = random.random(wakes) < costs.late_share
-        late = np.where(is_late, random.exponential(costs.late_s, wakes), 0.0).tolist()
+        late = np.where(is_late, random.exponential(late_s, wakes), 0.0).tolist()
     run = _Run(
         host=host,
         costs=costs,

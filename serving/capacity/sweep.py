@@ -112,9 +112,9 @@ class Simulated:
 
     def highest_rate(self, p99_ms: float = math.inf) -> float:
         """The highest rate that the host keeps up with at a p99 within ``p99_ms``; 0: there is none."""
-        most = self.limits.max_samples
-        of_pass_s = self.costs.pass_s(most) * self.samples / most
-        busy_s = self.costs.call_s + self.costs.client_call_s * bool(self.host.clients) + of_pass_s
+        busy_s = self.costs.busy_s(
+            self.samples, of_batch=self.limits.max_samples, client=self.host.clients > 0
+        )
         # All CPUs at work without a pause, and a tenth more.
         low, high = 0.0, 1.1 * self.host.cores / max(busy_s, 1e-9)
         for _ in range(_STEPS):

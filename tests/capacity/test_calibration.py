@@ -74,7 +74,8 @@ def test_what_costs_are_made_of_runs():
     assert costs.client_call_s * 1e6 == pytest.approx(15.1)
     assert costs.client_wake_s * 1e6 == pytest.approx(5)
     assert costs.wire_s * 1e6 == pytest.approx(11)
-    assert [s * 1e6 for s in costs.spread_s] == pytest.approx([4.8, 12, 19.2])
+    # 12 us more, around which lone passes vary: others' use of the CPU is not a pass's work.
+    assert [s * 1e6 for s in costs.spread_s] == pytest.approx([6, 12, 18])
     assert costs.ids_per_sample == 26
     larger = made_up().costs(101)
     assert larger.call_s * 1e6 == pytest.approx(70.5)
@@ -129,6 +130,7 @@ def damaged(change):
         (damaged(lambda c: c["runs"].pop(-2)), "several calls of 1 samples"),
         (damaged(lambda c: c["runs"].pop()), "calls of 1 samples at a rate"),
         (damaged(lambda c: c["runs"][-1].update(rate=0)), "one of them is 0"),
+        (damaged(lambda c: c["runs"].append(c["runs"][-1])), r"rates \[2000.0, 2000.0\]"),
         (damaged(lambda c: c["runs"].pop(0)), "one call of 1 samples"),
         (damaged(lambda c: c["runs"][1].update(samples=1)), "two that differ"),
         (damaged(lambda c: c["runs"][2].update(calls=1.5)), r"runs\[2\].calls is 1.5"),

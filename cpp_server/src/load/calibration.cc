@@ -21,9 +21,10 @@ namespace {
 constexpr std::int64_t kSizes[] = {1, 4, 16, 64, 256};
 // With so many in flight no thread of the server has nothing to do, with 8 few.
 constexpr int kDepths[] = {8, 64};
-// Of what the server answers with the most in flight: CPUs sleep between calls then, and passes
-// find colder caches than those of calls that follow one another.
-constexpr double kCalmShare = 0.25;
+// Of what the server answers with the most in flight. With the least CPUs sleep between calls, and
+// passes find colder caches than those of calls that follow one another; with the others threads
+// wait for CPUs, as the system shares them.
+constexpr double kShares[] = {0.25, 0.5, 0.75};
 // Equally likely durations of a pass, and latencies, that a run is told by.
 constexpr int kQuantiles = 101;
 
@@ -163,7 +164,9 @@ std::string calibrate(const TrafficOptions& traffic, const std::string& http_add
   }
   const nlohmann::json& busiest = runs.back();
   const double most = busiest.at("calls").get<double>() / busiest.at("seconds").get<double>();
-  runs.push_back(measurement.run_at(draw, kCalmShare * most, traffic.connections, traffic.warm_up));
+  for (const double share : kShares) {
+    runs.push_back(measurement.run_at(draw, share * most, traffic.connections, traffic.warm_up));
+  }
   const nlohmann::json costs = {
       {"kind", "tessera-costs"},
       {"format", 1},

@@ -162,7 +162,7 @@ std::vector<Flag> flags(Settings& s) {
       {"calibrate", "FILE",
        "measure what calls of several sizes cost the server and this client, alone and many at "
        "once, "
-       "and write it to FILE for tessera capacity; each of nine runs or less takes "
+       "and write it to FILE for tessera capacity; each of eleven runs or less takes "
        "--warm-up-s "
        "and --duration-s",
        [&](const std::string& value) { s.calibrate = value; }},
