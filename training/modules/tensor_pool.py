@@ -75,7 +75,7 @@ class TensorPool(ObjectPool[Tensor]):
             IndexError: an id is not a row.
             ValueError: ids are not integers ``[N]``.
         """
-        return self._pool[self._check_ids(ids)]
+        return self._pool.index_select(0, self._check_ids(ids))
 
     @torch.no_grad()
     def update(self, ids: Tensor, values: Tensor) -> None:
@@ -92,7 +92,9 @@ class TensorPool(ObjectPool[Tensor]):
                 f"{[len(ids), self.dim]}"
             )
         last = self._last_places(ids)
-        self._pool[ids[last]] = values[last]
+        if len(last) < len(ids):
+            ids, values = ids.index_select(0, last), values.index_select(0, last)
+        self._pool[ids] = values
 
     def forward(self, ids: Tensor) -> Tensor:
         """See `lookup`."""
