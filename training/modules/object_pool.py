@@ -40,9 +40,10 @@ class ObjectPool(ABC, nn.Module, Generic[T]):
             )
         if ids.device.type == "cpu" and len(ids):
             low, high = map(int, torch.aminmax(ids))
-            if low < 0 or high >= self.pool_size:
+            rows = self.pool_size
+            if low < 0 or high >= rows:
                 wrong = low if low < 0 else high
-                raise IndexError(f"id {wrong} is not one of the pool's {self.pool_size} rows")
+                raise IndexError(f"id {wrong} is not one of the pool's {rows} rows")
         return ids.long()
 
     def _last_places(self, ids: Tensor) -> Tensor:
