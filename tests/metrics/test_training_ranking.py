@@ -8,6 +8,7 @@ from sklearn import metrics as sk
 from tessera.training.metrics.gauc import GAUCMetric
 from tessera.training.metrics.metrics_config import RecComputeMode, RecTaskInfo
 from tessera.training.metrics.ndcg import NDCGMetric
+from tessera.training.metrics.ranked import by_falling_score
 from tessera.training.metrics.ranking import GroupRanking
 from tessera.training.metrics.rec_metric import RecMetricException
 
@@ -167,3 +168,16 @@ def test_ndcg_of_negative_tasks_and_fused_ones():
         metric.update(predictions=values[0], labels=values[1], weights=values[2])
     with pytest.raises(RecMetricException, match="give at least 1"):
         fed(NDCGMetric, [], {}, k=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("count", [0, 1, 100, 50_000])
+def test_scores_fall_as_torch_sorts_them(dtype, count):
+    generator = torch.Generator().manual_seed(count)
+    scores = (torch.randn(count, generator=generator) * 8).round()
+    if dtype.is_floating_point:
+        unusual = [-0.0, float("nan"), -float("nan"), float("inf"), -float("inf"), 0.25, -1e-40]
+        for place, value in enumerate(unusual, start=1):
+            scores[place :: 5 + 2 * place] = value
+    scores = scores.to(dtype)
+    assert torch.equal(by_falling_score(scores), scores.argsort(descending=True, stable=True))

@@ -92,6 +92,36 @@ def test_streams_of_ids_have_the_rows_of_a_dictionary(policy, interval, filtered
         assert rows_of(module.eval(), everything) == reference.rows(everything)
 
 
+@pytest.mark.parametrize("interval", [1, 3])
+def test_counting_and_looking_up_apart_give_what_both_in_one_give(interval):
+    class Shifted(MCHManagedCollisionModule):
+        def remap(self, features, *rest):
+            found = super().remap(features, *rest)
+            return {"f": bag([row + 1000 for row in found["f"].values().tolist()])["f"]}
+
+    together, apart = mch(6, LRU_EvictionPolicy(), interval), mch(6, LRU_EvictionPolicy(), interval)
+    own = Shifted(6, CPU, LRU_EvictionPolicy(), interval)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        ids = torch.randint(0, 9, (5,), generator=generator).tolist()
+        rows = rows_of(together, ids)
+        assert apart.remap(apart.profile(bag(ids)))["f"].values().tolist() == rows
+        assert rows_of(own, ids) == [row + 1000 for row in rows]
+        assert str(together.evict()) == str(apart.evict()) == str(own.evict())
+
+
+def test_rows_taken_between_two_changes_count_at_the_next_one():
+    module = mch(4, interval=2)
+    assert rows_of(module, [30, 10, 30]) == [3, 3, 3]
+    assert rows_of(module, [20, 10]) == [2, 0]
+    assert rows_of(module, [30, 5, 5]) == [1, 3, 3]
+    # 40 comes in the place of 10: 30 stands elsewhere than in the step before, in which it came.
+    pairs = module.pairs()
+    module.take_pairs(torch.cat([pairs[pairs[:, 0] != 10], torch.tensor([[40, 0, 9]])]))
+    assert rows_of(module, [5, 5]) == [2, 2]
+    assert module.pairs().tolist() == [[5, 2, 4], [30, 1, 3], [40, 0, 9]]
+
+
 def test_an_id_without_a_row_has_the_last_one_and_evaluation_changes_nothing():
     module = mch(4)
     assert rows_of(module, [7, 7, 8, 9, 1]) == [0, 0, 2, 3, 1]

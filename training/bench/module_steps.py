@@ -63,9 +63,10 @@ def _sorted_map_shape(generator: torch.Generator) -> Shape:
 
 def _drifting_ids(shape: Shape) -> list[Tensor]:
     """Ids of which most are frequent ones, as of real features; the range drifts from batch to batch."""
-    uniform = [torch.rand(shape["ids"], generator=random()) for _ in range(BATCHES)]
+    generator = random()
+    uniform = [torch.rand(shape["ids"], generator=generator) for _ in range(BATCHES)]
     return [
-        (2 * shape["rows"] * u**3).long() * 7919 + step * shape["rows"] // 50
+        ((2 * shape["rows"] * u**3).long() + step * (shape["rows"] // 50)) * 7919
         for step, u in enumerate(uniform)
     ]
 

@@ -18,11 +18,29 @@ import torch
 from torch import Tensor
 
 
-def order_in_groups(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+def by_falling_score(scores: Tensor) -> Tensor:
+    """The order ``[N]`` from the highest score down, equal ones by index; NaN before all others.
+
+    Numbers of 32 and 64 bits are sorted as integers in the same order: on a CPU torch sorts many integers by
+    their digits, which takes a third of the time of comparing floating-point numbers.
+    """
+    integers = {torch.float32: torch.int32, torch.float64: torch.int64}.get(scores.dtype)
+    if integers is None:
+        return torch.argsort(scores, descending=True, stable=True)
+    bits = (scores + 0.0).view(integers)  # makes 0 of -0
+    greatest = torch.iinfo(integers).max
+    # The bits of negative numbers rise where the numbers fall.
+    rising = torch.where(bits < 0, bits ^ greatest, bits)
+    return torch.argsort(~torch.where(scores.isnan(), greatest, rising), stable=True)
+
+
+def order_in_groups(scores: Tensor, groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The order ``[N]`` by group, then by score from the highest down, and the block ``[N]`` of each place."""
-    order = torch.argsort(scores, descending=True, stable=True)
-    order = order[torch.argsort(groups[order], stable=True)]
-    ranked, group = scores[order], groups[order]
+    order = by_falling_score(scores)
+    if count > 1:
+        by_group = torch.argsort(groups.index_select(0, order), stable=True)
+        order = order.index_select(0, by_group)
+    ranked, group = scores.index_select(0, order), groups.index_select(0, order)
     starts = torch.zeros_like(group)
     starts[1:] = (ranked[1:] != ranked[:-1]) | (group[1:] != group[:-1])
     return order, starts.cumsum(0)
@@ -59,10 +77,10 @@ def ranked_blocks(
     scores: Tensor, labels: Tensor, weights: Tensor, groups: Tensor, count: int
 ) -> RankedBlocks:
     """Rank ``[N]`` examples of ``count`` groups, whose numbers ``groups`` are int64 ``[N]``."""
-    order, block = order_in_groups(scores, groups)
-    of_place = groups[order]
+    order, block = order_in_groups(scores, groups, count)
+    of_place = groups.index_select(0, order)
     group = torch.zeros_like(groups).scatter_(0, block, of_place)
-    w, y = weights.double()[order], labels.double()[order]
+    w, y = (given.index_select(0, order).double() for given in (weights, labels))
     of_blocks, of_groups, running = [], [], []
     for weight in (w * y, w * (1.0 - y)):
         by_block = torch.zeros_like(weight).index_add_(0, block, weight)
@@ -70,7 +88,7 @@ def ranked_blocks(
         before = by_group.cumsum(0) - by_group
         of_blocks.append(by_block)
         of_groups.append(by_group)
-        running.append(by_block.cumsum(0) - before[group])
+        running.append(by_block.cumsum(0) - before.index_select(0, group))
     first = torch.ones_like(block)
     first[1:] = block[1:] - block[:-1]
     return RankedBlocks(
@@ -122,8 +140,8 @@ def discounted_gains(
         count: ``G``.
         k: places behind it count 0; None: all places count.
     """
-    order, block = order_in_groups(scores, groups)
-    of_place = groups[order]
+    order, block = order_in_groups(scores, groups, count)
+    of_place = groups.index_select(0, order)
     sizes = torch.zeros(count, dtype=torch.int64, device=groups.device)
     sizes.index_add_(0, groups, torch.ones_like(groups))
     place = torch.arange(len(order), device=order.device) - (sizes.cumsum(0) - sizes)[of_place]

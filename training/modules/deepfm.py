@@ -44,7 +44,8 @@ class FactorizationMachine(nn.Module):
     def forward(self, embeddings: list[Tensor]) -> Tensor:
         """Tensors ``[B, vectors, columns]`` or ``[B, columns]`` to ``[B, 1]``."""
         numbers = _side_by_side(embeddings)
-        square_of_sum = numbers.sum(dim=1, keepdim=True).square()
+        total = numbers.sum(dim=1, keepdim=True)
         # The gradient of a product takes half the time of the gradient of a power.
+        square_of_sum = total * total
         sum_of_squares = (numbers * numbers).sum(dim=1, keepdim=True)
         return (square_of_sum - sum_of_squares) * 0.5

@@ -75,6 +75,14 @@ class ManagedCollisionModule(nn.Module, ABC):
     def remap(self, features: Features, mutate_miss_lengths: bool = True) -> Features:  # noqa: FBT001, FBT002 - as above
         """The row of each preprocessed id, in the same bags."""
 
+    def profile_and_remap(
+        self,
+        features: Features,
+        mutate_miss_lengths: bool = True,  # noqa: FBT001, FBT002 - as above
+    ) -> Features:
+        """`profile` and `remap` in turn, of preprocessed ids."""
+        return self.remap(self.profile(features), mutate_miss_lengths)
+
     @abstractmethod
     def forward(self, features: Features, mutate_miss_lengths: bool = True) -> Features:  # noqa: FBT001, FBT002 - as above
         """`preprocess`, `profile` and `remap` in turn."""

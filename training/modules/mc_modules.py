@@ -131,7 +131,7 @@ class ManagedCollisionCollection(nn.Module):
                 remapped = module(own, mutate_miss_lengths)
             else:
                 assert isinstance(module, ManagedCollisionModule)
-                remapped = module.remap(module.profile(own), mutate_miss_lengths)
+                remapped = module.profile_and_remap(own, mutate_miss_lengths)
             rows += [remapped[name].values() for name in names]
         return features.with_values(torch.cat(rows))
 

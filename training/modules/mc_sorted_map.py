@@ -16,6 +16,7 @@ from tessera.errors import UserError
 from tessera.training.modules.id_search import find
 from tessera.training.modules.mc_base import Features, ManagedCollisionModule, with_values
 from tessera.training.modules.mc_evictions import MCHEvictionPolicy
+from tessera.training.modules.mc_history import Batch, Coalesced, coalesced, merge
 
 MAX_ID = torch.iinfo(torch.int64).max
 """Stands in the map where there is no id; as an id of a batch it never has a row of its own."""
@@ -89,7 +90,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             self.register_buffer(f"_mch_{buffer}", empty)
         self._mch_sorted_raw_ids: Tensor
         self._mch_remapped_ids_mapping: Tensor
-        self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._history: list[Batch] = []
         self._evicted: list[Tensor] = []
         self._current_iter: int | None = None
         self.register_load_state_dict_post_hook(lambda module, _: module.purge())  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -131,8 +132,29 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         Returns:
             ``features``.
         """
-        if not self.training:
-            return features
+        if self.training:
+            self._count(features)
+        return features
+
+    def profile_and_remap(
+        self,
+        features: Features,
+        mutate_miss_lengths: bool = True,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    ) -> Features:
+        """`profile` and `remap` in turn; in training each id is looked up once for both."""
+        if not self.training or type(self) is not MCHManagedCollisionModule:
+            # A subclass may have either of its own.
+            return super().profile_and_remap(features, mutate_miss_lengths)
+        counts = [bag.values().numel() for bag in features.values()]
+        rows = self._count(features).split_with_sizes(counts)
+        return {
+            key: with_values(bag, own.view_as(bag.values()))
+            for (key, bag), own in zip(features.items(), rows, strict=True)
+        }
+
+    @torch.no_grad()
+    def _count(self, features: Features) -> Tensor:
+        """Count ids, and change the map if it is time to; the row of each id afterwards, ``[N]``."""
         if self._current_iter is None:  # new, or loaded
             self._current_iter = int(self._current_iter_tensor.item())
         self._current_iter += 1
@@ -140,51 +162,84 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         ids = torch.cat([bag.values().long().reshape(-1) for bag in features.values()])
         metadata = {name: torch.zeros_like(ids) for name in self._in_history}
         self._eviction_policy.record_history_metadata(self._current_iter, ids, metadata)
-        self._history.append((ids, metadata))
+        batch = self._looked_up(ids, metadata)
+        self._history.append(batch)
         if self._current_iter % self._eviction_interval == 0:
-            self._change_map(self._current_iter)
-        return features
+            return self._change_map(self._current_iter, ids.numel())
+        # The last place is that of unknown ids.
+        return self._mch_remapped_ids_mapping.index_select(0, batch.slots)
 
-    def _change_map(self, step: int) -> None:
-        """Give rows to the ids that the policy chooses among those in the map and in the history."""
+    def _looked_up(self, ids: Tensor, metadata: dict[str, Tensor]) -> Batch:
+        # Behind the K ids that the map can hold stands MAX_ID.
+        places = torch.searchsorted(self._mch_sorted_raw_ids, ids)
+        known = (self._mch_sorted_raw_ids.index_select(0, places) == ids) & (ids != MAX_ID)
+        return Batch(ids, places, torch.where(known, places, self._zch_size - 1), metadata)
+
+    def _change_map(self, step: int, last: int) -> Tensor:
+        """Give rows to the ids that the policy chooses among those in the map and in the history.
+
+        Returns:
+            ``[last]`` the rows afterwards of so many ids at the history's end.
+        """
         policy, K = self._eviction_policy, self._zch_size - 1
-        ids = torch.cat([ids for ids, _ in self._history])
-        history = {
-            name: torch.cat([metadata[name] for _, metadata in self._history])
-            for name in self._in_history
-        }
+        found = coalesced(self._history, K)
         self._history.clear()
-        unique, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
-        counted = unique != MAX_ID
-        threshold = policy._threshold_filtering_func  # noqa: SLF001 - as TorchRec's policies have it
-        if threshold is not None and unique.numel():
-            counted &= threshold(counts)[0]
+        known_count = found.known_places.numel()
+        counted = self._counted(found)
         fresh = policy.coalesce_history_metadata(
-            step, history, counts, inverse, threshold_mask=counted
+            step, found.metadata, found.counts, found.inverse, threshold_mask=counted
         )
-        unique, counts = unique[counted], counts[counted]
-        known_ids = self._mch_sorted_raw_ids[:K]
-        places, known = find(known_ids, unique)
+        counts, known_places = found.counts, found.known_places
+        new = torch.arange(found.new_ids.numel(), device=counts.device)
+        if counted is not None:
+            counts, known_places = counts[counted], known_places[counted[:known_count]]
+            new = new[counted[known_count:]]
+        known = torch.ones_like(counts, dtype=torch.bool)
+        known[known_places.numel() :] = False
         metadata = {name: self.get_buffer(f"_mch_{name}")[:K] for name in self._metadata}
         given_up, chosen = policy.update_metadata_and_generate_eviction_scores(
             step,
             K,
-            torch.arange(unique.numel(), device=unique.device),
+            torch.arange(counts.numel(), device=counts.device),
             counts,
             known,
-            places[known],
+            known_places,
             metadata,
             fresh,
         )
-        rows = self._mch_remapped_ids_mapping[:K]
-        self._evicted.append(rows[given_up])
+        rows = self._mch_remapped_ids_mapping
+        freed = rows[given_up]
+        self._evicted.append(freed)
+        row_of_place = rows.clone()
+        row_of_place[given_up] = rows[K]
+        row_of_new = rows[K].repeat(found.new_ids.numel())
         if given_up.numel():
-            new, by_id = unique[chosen].sort()
-            given_up = given_up[by_id]
-            order = _merged(known_ids, given_up, new)
-            known_ids[given_up] = new
-            for values in (known_ids, rows, *metadata.values()):
-                values.copy_(values[order])
+            chosen = new[chosen - known_places.numel()]
+            row_of_new[chosen] = freed
+            place_of_new = torch.full_like(row_of_new, -1)
+            place_of_new[chosen] = given_up
+            ascending = (place_of_new >= 0).nonzero().squeeze(1)
+            merge(
+                self._mch_sorted_raw_ids[:K],
+                [rows[:K], *metadata.values()],
+                place_of_new[ascending],
+                found.new_ids[ascending],
+                found.new_places[ascending],
+            )
+        row_of_known = row_of_place.index_select(0, found.known_places)
+        asked = found.inverse[found.inverse.numel() - last :]
+        return torch.cat([row_of_known, row_of_new]).index_select(0, asked)
+
+    def _counted(self, found: Coalesced) -> Tensor | None:
+        """``[V]`` bool, which of the different ids the policy may see; None: all of them."""
+        threshold = self._eviction_policy._threshold_filtering_func  # noqa: SLF001 - as TorchRec's policies have it
+        counts = found.counts
+        counted = threshold(counts)[0] if threshold is not None and counts.numel() else None
+        if not found.new_ids.numel() or int(found.new_ids[-1]) != MAX_ID:
+            return counted
+        is_id = torch.ones_like(counts, dtype=torch.bool)
+        is_id[-1] = False  # the greatest number that there is
+        return is_id if counted is None else counted & is_id
 
     def remap(self, features: Features, mutate_miss_lengths: bool = True) -> Features:  # noqa: FBT001, FBT002 - the signature TorchRec users know
         """The row of each preprocessed id, in the same bags; ids without one get the last row.
@@ -203,8 +258,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def forward(self, features: Features, mutate_miss_lengths: bool = True) -> Features:  # noqa: FBT001, FBT002 - the signature TorchRec users know
         """The row of each id ``[N]`` int32 or int64, as int64 in the same bags; counts them in training."""
-        features = self.profile(self.preprocess(features))
-        return self.remap(features, mutate_miss_lengths)
+        return self.profile_and_remap(self.preprocess(features), mutate_miss_lengths)
 
     def evict(self) -> Tensor | None:
         """The rows that got another id since the last call, ``[E]``; None: the map was not changed."""
@@ -296,6 +350,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             self.get_buffer(f"_mch_{name}")[:count] = pairs[:, 2 + place]
         own = torch.tensor(self._output_segments, device=self.device)
         self._output_segments_tensor.fill_(-1)[: own.numel()] = own
+        self._history = [self._looked_up(batch.ids, batch.metadata) for batch in self._history]
         return source
 
     @torch.no_grad()
@@ -349,21 +404,3 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             output_segments=output_segments,
             buckets=self._buckets,
         )
-
-
-def _merged(ids: Tensor, replaced: Tensor, new: Tensor) -> Tensor:
-    """The order that sorts ``ids`` ``[K]`` once those at ``replaced`` ``[E]`` have become ``new`` ``[E]``.
-
-    ``ids``, as they are before the replacement, and ``new`` are ascending: the two sorted parts are
-    merged, which takes a few passes where a sort would take many.
-    """
-    kept = torch.ones_like(ids, dtype=torch.bool)
-    kept[replaced] = False
-    places = torch.searchsorted(ids[kept], new)
-    places += torch.arange(new.numel(), device=ids.device)
-    from_kept = torch.ones_like(kept)
-    from_kept[places] = False
-    order = torch.empty_like(ids)
-    order[places] = replaced
-    order[from_kept] = kept.nonzero().squeeze(1)
-    return order

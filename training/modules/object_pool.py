@@ -39,15 +39,17 @@ class ObjectPool(ABC, nn.Module, Generic[T]):
                 f"ids are {ids.dtype} of shape {list(ids.shape)}; give int32 or int64 of shape [N]"
             )
         if ids.device.type == "cpu" and len(ids):
-            low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= self.pool_size:
+            low, high = map(int, torch.aminmax(ids))
+            rows = self.pool_size
+            if low < 0 or high >= rows:
                 wrong = low if low < 0 else high
-                raise IndexError(f"id {wrong} is not one of the pool's {self.pool_size} rows")
+                raise IndexError(f"id {wrong} is not one of the pool's {rows} rows")
         return ids.long()
 
     def _last_places(self, ids: Tensor) -> Tensor:
         """The places in ``ids`` of the last of each id, in order; int64."""
         places = torch.arange(len(ids), device=ids.device)
-        last = places.new_full((self.pool_size,), -1)
-        last.scatter_reduce_(0, ids, places, "amax")
-        return places[last[ids] == places]
+        # Only what is at an id is written and read: of a large pool that is a small part.
+        last = places.new_empty(self.pool_size)
+        last.scatter_reduce_(0, ids, places, "amax", include_self=False)
+        return (last.index_select(0, ids) == places).nonzero().squeeze(1)

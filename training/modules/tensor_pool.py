@@ -75,7 +75,7 @@ class TensorPool(ObjectPool[Tensor]):
             IndexError: an id is not a row.
             ValueError: ids are not integers ``[N]``.
         """
-        return self._pool[self._check_ids(ids)]
+        return self._pool.index_select(0, self._check_ids(ids))
 
     @torch.no_grad()
     def update(self, ids: Tensor, values: Tensor) -> None:
@@ -85,14 +85,16 @@ class TensorPool(ObjectPool[Tensor]):
             IndexError: an id is not a row.
             ValueError: values of another shape or dtype.
         """
-        ids = self._check_ids(ids)
-        if values.shape != (len(ids), self.dim) or values.dtype != self.dtype:
+        pool, ids = self._pool, self._check_ids(ids)
+        if values.shape != (len(ids), pool.size(1)) or values.dtype != pool.dtype:
             raise ValueError(
-                f"values are {values.dtype} of shape {list(values.shape)}; give {self.dtype} of shape "
-                f"{[len(ids), self.dim]}"
+                f"values are {values.dtype} of shape {list(values.shape)}; give {pool.dtype} of shape "
+                f"{[len(ids), pool.size(1)]}"
             )
         last = self._last_places(ids)
-        self._pool[ids[last]] = values[last]
+        if len(last) < len(ids):
+            ids, values = ids.index_select(0, last), values.index_select(0, last)
+        pool[ids] = values
 
     def forward(self, ids: Tensor) -> Tensor:
         """See `lookup`."""

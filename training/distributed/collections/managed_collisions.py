@@ -172,7 +172,7 @@ class ShardedManagedCollisionCollection(nn.Module):
         rows: list[Tensor] = []
         for table, bags in self._by_table(received):
             part = self._part_of(table)
-            remapped = part.remap(part.profile(bags))
+            remapped = part.profile_and_remap(bags)
             rows += [remapped[name].values() for name in bags]
         return received.with_values(torch.cat(rows))
 
