@@ -139,7 +139,7 @@ def test_vectors_over_ranks(ranks, node, kind, rows):
 
 
 def bags_are_read_and_written(kind, weighted):
-    """The same of bags."""
+    """Bags are read and written as vectors are, against a dictionary."""
     device, ranks, rank = rank_device(), dist.get_world_size(), dist.get_rank()
     plain = KeyedJaggedTensorPool(ROWS, KEYS, is_weighted=weighted, device=torch.device("meta"))
     pool = KeyedJaggedTensorPoolSharder().shard(plain, PLANS[kind], env(), device)

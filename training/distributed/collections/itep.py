@@ -81,7 +81,7 @@ def _id_bounds(ids: int, blocks: int) -> list[int]:
 
 
 def _id_range(shard: ShardedEmbeddingTable, own: ShardMetadata | None, ids: int) -> list[int]:
-    """Of ``ids`` of a table those that share the rows of its shard ``own``: the first one, and the end."""
+    """The first id, and the end, of the ``ids`` of a table that share the rows of its shard ``own``."""
     if shard.global_metadata is None or own is None:
         return [0, ids]
     column = own.shard_offsets[1]
