@@ -32,19 +32,23 @@ def checked_ids(ids: Tensor, pool_size: int) -> Tensor:
             f"ids are {ids.dtype} of shape {list(ids.shape)}; give int32 or int64 of shape [N]"
         )
     if ids.device.type == "cpu" and ids.numel() > 0:
-        low, high = int(ids.min()), int(ids.max())
+        ends = torch.aminmax(ids)
+        low, high = int(ends[0]), int(ends[1])
         if low < 0 or high >= pool_size:
             wrong = low if low < 0 else high
             raise IndexError(f"id {wrong} is not one of the pool's {pool_size} rows")
     return ids.long()
 
 
-def last_places(ids: Tensor, pool_size: int) -> Tensor:
-    """The places in ``ids`` ``[N]`` int64 of the last of each id, in order; int64."""
-    places = torch.arange(ids.size(0), device=ids.device)
-    last = torch.full([pool_size], -1, dtype=torch.int64, device=ids.device)
-    last.scatter_reduce_(0, ids, places, "amax")
-    return places[last[ids] == places]
+def last_places(ids: Tensor) -> Tensor:
+    """The places in ``ids`` ``[N]`` of the last of each id, in the order of the ids; int64.
+
+    Time and memory are of the ids that are given, however many rows the pool has.
+    """
+    in_order, places = torch.sort(ids, stable=True)
+    ends = torch.ones_like(in_order, dtype=torch.bool)
+    ends[:-1] = in_order[1:] != in_order[:-1]
+    return places[ends]
 
 
 def _cells(ids: Tensor, lengths_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,14 +95,14 @@ def write_bags(
     The other arguments are those of `read_bags`.
     """
     lengths_NF = bags[0].view(ids.size(0), key_lengths.size(1))
-    kept = last_places(ids, key_lengths.size(0))
+    kept = last_places(ids)
     if kept.size(0) < ids.size(0):
         chosen = torch.zeros(ids.size(0), dtype=torch.bool, device=ids.device)
         chosen[kept] = True
         of_kept = torch.repeat_interleave(chosen, lengths_NF.sum(1).long())
         given = bags[2]
         bags = (bags[0], bags[1][of_kept], given[of_kept] if given is not None else None)
-        ids, lengths_NF = ids[kept], lengths_NF[kept]
+        ids, lengths_NF = ids[chosen], lengths_NF[chosen]
     rows, columns = _cells(ids, lengths_NF.sum(1))
     values[ids] = 0
     values[rows, columns] = bags[1]

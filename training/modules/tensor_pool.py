@@ -88,7 +88,7 @@ class TensorPool(ObjectPool[Tensor]):
         """
         ids = pool_rows.checked_ids(ids, self.pool_size)
         check_vectors(values, ids, self._pool)
-        last = pool_rows.last_places(ids, self.pool_size)
+        last = pool_rows.last_places(ids)
         self._pool[ids[last]] = values[last]
 
     def forward(self, ids: Tensor) -> Tensor:

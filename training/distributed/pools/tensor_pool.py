@@ -129,7 +129,7 @@ class ShardedTensorPool(ShardedObjectPool[Tensor, Tensor, ObjectPoolShardingCont
 
     def _update_local(self, ctx: ObjectPoolShardingContext, ids: Tensor, values: Tensor) -> None:
         del ctx
-        last = pool_rows.last_places(ids, self._pool.size(0))
+        last = pool_rows.last_places(ids)
         self._pool[ids[last]] = values[last]
 
     def _lookup_ids_dist(
