@@ -32,6 +32,7 @@ from tessera.training.distributed.itep_embeddingbag import (
     ShardedITEPEmbeddingBagCollection,
     ShardedITEPEmbeddingCollection,
 )
+from tessera.training.distributed.planner import EmbeddingShardingPlanner, Topology
 from tessera.training.distributed.planner.generators import get_default_sharders
 from tessera.training.distributed.sharding_plan import (
     column_wise,
@@ -41,6 +42,7 @@ from tessera.training.distributed.sharding_plan import (
     table_row_wise,
     table_wise,
 )
+from tessera.training.distributed.train_pipeline import TrainPipelineSparseDist
 from tessera.training.distributed.types import ShardingEnv
 from tessera.training.modules import id_pruning
 from tessera.training.modules.itep_embedding_modules import (
@@ -429,6 +431,58 @@ def test_ranks_train_as_the_loops_do(kind, ranks, pooled, tmp_path):
     address = model.state_dict()["tables._itep_module.t_itp_address_lookup"]
     held = address[address != 0].tolist()
     assert len(held) == len(set(held)) > ROWS - 4
+
+
+class Trained(nn.Module):
+    """A model with a loss, as pipelines take it."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = plain(pooled=True)
+
+    def forward(self, batch):
+        loss = self.tables(batch).values().square().mean()
+        return loss, loss.detach()
+
+
+def planned_and_pipelined():
+    """A plan of the planner, with default sharders; a pipeline gives the losses of a loop."""
+    device, found = rank_device(), []
+    for pipelined in (False, True):
+        torch.manual_seed(0)
+        topology = Topology(world_size=dist.get_world_size(), compute_device=device.type)
+        net = Trained()
+        plan = EmbeddingShardingPlanner(topology).collective_plan(
+            net, get_default_sharders(), dist.group.WORLD
+        )
+        model = DistributedModelParallel(net, device=device, plan=plan)
+        assert isinstance(model.module.tables, ShardedITEPEmbeddingBagCollection)
+        batches = [batch_of(step, dist.get_rank(), device) for step in range(STEPS)]
+        losses = []
+        if pipelined:
+            pipeline, rest = TrainPipelineSparseDist(model, NoSteps(), device), iter(batches)
+            losses = [float(pipeline.progress(rest)) for _ in batches]
+        else:
+            for batch in batches:
+                loss, _ = model(batch)
+                loss.backward()
+                losses.append(float(loss))
+        found.append((losses, whole(model.state_dict(), "t_itp_address_lookup").tolist()))
+    assert found[0] == found[1]
+    return found[0]
+
+
+class NoSteps(torch.optim.SGD):
+    """The optimizer of a model whose tables have theirs in the backward pass."""
+
+    def __init__(self):
+        super().__init__([nn.Parameter(torch.zeros(1))], lr=0.0)
+
+
+def test_a_pipeline_trains_as_a_loop_does():
+    (losses, address), _ = run_on_ranks(2, planned_and_pipelined)
+    assert len(set(losses)) == STEPS
+    assert address != [i if i < ROWS else 0 for i in range(IDS)]
 
 
 def test_default_sharders_know_pruned_collections():
