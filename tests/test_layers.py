@@ -203,6 +203,7 @@ TRAINING_ORDER = (
     "distributed.tables",
     "distributed.sharding",
     "distributed.collections",
+    "distributed.pools",
     "distributed.model_tracker",
     "distributed.inference",
     "distributed.planner",

@@ -112,7 +112,7 @@ def hash_map(library: Library, shape: Shape) -> Step:
     return _map_step(library, shape, module)
 
 
-def _pool_shape(generator: torch.Generator) -> Shape:
+def pool_shape(generator: torch.Generator) -> Shape:
     return {
         "rows": one_of(generator, 1000, 100_000),
         "ids": one_of(generator, 64, 1024, 8192),
@@ -120,30 +120,34 @@ def _pool_shape(generator: torch.Generator) -> Shape:
     }
 
 
-def tensor_pool(library: Library, shape: Shape) -> Step:
-    """Vectors are written by number, then read."""
+def tensor_pool(library: Library, shape: Shape, spread: Callable[[Any], Any] | None = None) -> Step:
+    """Vectors are written by number, then read; ``spread`` makes the pool one over ranks."""
     pool = library.get("modules.tensor_pool", "TensorPool")(
         shape["rows"], shape["dim"], torch.float32, CPU
     )
+    pool = spread(pool) if spread else pool
     generator = random()
     ids = torch.randint(shape["rows"], (shape["ids"],), generator=generator)
     values = torch.rand(shape["ids"], shape["dim"], generator=generator)
 
     def step() -> Tensor:
         pool.update(ids, values)
-        return pool.lookup(ids)  # type: ignore[no-any-return] # as above
+        found = pool.lookup(ids)
+        return found.wait() if spread else found  # type: ignore[no-any-return] # as above
 
     return step
 
 
-def ids_pool(library: Library, shape: Shape) -> Step:
-    """Bags are written by number, then read."""
+def ids_pool(library: Library, shape: Shape, spread: Callable[[Any], Any] | None = None) -> Step:
+    """Bags are written by number, then read; ``spread`` makes the pool one over ranks."""
     most = {f"f{place}": place + shape["dim"] // 8 for place in range(4)}
     pool = library.get("modules.keyed_jagged_tensor_pool", "KeyedJaggedTensorPool")(
         shape["rows"], most, torch.int64, False, CPU
     )
+    pool = spread(pool) if spread else pool
     generator = random()
-    ids = torch.randint(shape["rows"], (shape["ids"],), generator=generator)
+    # In order: TorchRec 1.8 writes bags over ranks to other rows where they are not.
+    ids = torch.randint(shape["rows"], (shape["ids"],), generator=generator).sort().values
     lengths = torch.cat(
         [torch.randint(bound + 1, (shape["ids"],), generator=generator) for bound in most.values()]
     )
@@ -153,7 +157,8 @@ def ids_pool(library: Library, shape: Shape) -> Step:
 
     def step() -> Tensor:
         pool.update(ids, bags)
-        return pool.lookup(ids).values()  # type: ignore[no-any-return] # as above
+        found = pool.lookup(ids)
+        return (found.wait() if spread else found).values()  # type: ignore[no-any-return] # as above
 
     return step
 
@@ -288,8 +293,8 @@ def factorization(library: Library, shape: Shape) -> Step:
 CASES = {
     "MCHManagedCollisionModule": Case(_sorted_map_shape, sorted_map, equal=False),
     "HashZchManagedCollisionModule": Case(_map_shape, hash_map, equal=False),
-    "TensorPool": Case(_pool_shape, tensor_pool),
-    "KeyedJaggedTensorPool": Case(_pool_shape, ids_pool),
+    "TensorPool": Case(pool_shape, tensor_pool),
+    "KeyedJaggedTensorPool": Case(pool_shape, ids_pool),
     "metrics": Case(_metric_shape, metric),
     "KTRegroupAsDict": Case(_vectors_shape, regroup),
     "VectorCrossNet": Case(_vectors_shape, _dense("modules.crossnet", "VectorCrossNet", 3)),

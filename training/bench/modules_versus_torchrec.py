@@ -1,6 +1,6 @@
 """The time of a step of modules, pipelines and replicas, beside TorchRec's at random shapes.
 
-Managed collisions, pools, metrics and dense modules run in one process, pipelines and `DMPCollection` on ranks
+Managed collisions, pools, metrics and dense modules run in one process, pipelines, `DMPCollection` and sharded pools on ranks
 joined by gloo, all on the CPU with one thread each.  Times are of the processor in one process, so that other
 work on the machine matters little, and elapsed times over ranks.  Each case is drawn at a few random shapes.  The two libraries take turns in the
 same processes, on the same data, and first give the same values where the case has any to compare.  The ratio is

@@ -1,4 +1,4 @@
-"""One step over ranks in Tessera and in TorchRec, for `modules_versus_torchrec`: pipelines and replicas.
+"""One step over ranks in Tessera and in TorchRec, for `modules_versus_torchrec`: pipelines, replicas and pools.
 
 The model has tables, placed table-wise and row-wise in turn, and one layer above them.
 """
@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from tessera.training.bench.module_steps import CPU, Case, Shape, Step, one_of
+from tessera.training.bench.module_steps import (
+    CPU,
+    Case,
+    Shape,
+    Step,
+    ids_pool,
+    one_of,
+    pool_shape,
+    tensor_pool,
+)
 from tessera.training.bench.sharded_steps import LEARNING_RATE, Library
 
 ROWS, BATCHES = 5000, 4
@@ -177,6 +186,27 @@ def _loop(model: Any, source: Iterator[Any], after: Callable[[], object]) -> Ste
     return step
 
 
+def pool_over_ranks(
+    make: Callable[[Library, Shape, Callable[[Any], Any]], Step], sharder: str, module: str
+) -> Callable[[Library, Shape], Step]:
+    """A step of a pool that is cut by rows: every rank writes and reads.
+
+    Args:
+        make: the step of a pool.
+        sharder: cuts it.
+        module: where that is.
+    """
+
+    def made(library: Library, shape: Shape) -> Step:
+        kinds = library.get("distributed.types", "ObjectPoolShardingType")
+        plan = library.get("distributed.types", "ObjectPoolShardingPlan")(kinds.ROW_WISE)
+        env = library.get("distributed.types", "ShardingEnv").from_process_group(dist.group.WORLD)
+        own = library.get(f"distributed.{module}", sharder)()
+        return make(library, shape, lambda pool: own.shard(pool, plan, env, CPU))
+
+    return made
+
+
 PARALLEL = {
     "a plain loop": Case(_shape, loop),
     "TrainPipelineBase": Case(_shape, pipeline("TrainPipelineBase")),
@@ -185,4 +215,11 @@ PARALLEL = {
     "TrainPipelineSemiSync": Case(_shape, pipeline("TrainPipelineSemiSync", start_batch=0)),
     "EvalPipelineSparseDist": Case(_shape, pipeline("EvalPipelineSparseDist")),
     "DMPCollection": Case(_shape, replicas),
+    "ShardedTensorPool": Case(
+        pool_shape, pool_over_ranks(tensor_pool, "TensorPoolSharder", "tensor_pool")
+    ),
+    "ShardedKeyedJaggedTensorPool": Case(
+        pool_shape,
+        pool_over_ranks(ids_pool, "KeyedJaggedTensorPoolSharder", "keyed_jagged_tensor_pool"),
+    ),
 }

@@ -7,9 +7,9 @@ _HASH_ZCH = (
 )
 _PEC = "updates of rows that batches share are not held back"
 _READ_ONLY = "managed collision modules leave no id out of its bag and keep nothing else of it"
-_POOLS = "pools are of one process: `modules.tensor_pool` and `modules.keyed_jagged_tensor_pool`"
+_POOLS = "a pool reads and writes its rows itself, in the memory of its device"
 _TOWERS = "the collections inside of towers are sharded; a tower is not placed as one"
-_PRUNING = "tables are not pruned while they are trained"
+_PRUNING = "one `GenericITEPModule` holds the addresses of ids, whatever the strategy"
 _LOGS = "for the logs of TorchRec's own makers"
 _COMPILE = "for `torch.compile` and `torch.export` of TorchRec's own modules"
 _TBE = "tables are held by `distributed.tables.kernels`, which have an interface of their own"
@@ -55,7 +55,8 @@ REASONS: list[tuple[str, str]] = [
     ),
     (r".*(itep|ITEP).*", _PRUNING),
     (r".*([Tt]ower).*", _TOWERS),
-    (r".*(tensor_pool|pool_sharding|ObjectPool|TensorPool|object_pool|tensor_sharding).*", _POOLS),
+    (r"modules\.object_pool_lookups\..*", _POOLS),
+    (r"distributed\.tensor_pool\.(index_select_view|update)", _INSIDE),
     (
         r"(pt2|tensor_types|schema)\..*|.*_(fake|setup_context|backward)|.*sync_collectives",
         _COMPILE,

@@ -20,6 +20,12 @@ from tessera.training.distributed.travel.pooled_vectors import (
     VariableBatchPooledEmbeddingsAllToAll as VariableBatchPooledEmbeddingsAllToAll,
     VariableBatchPooledEmbeddingsReduceScatter as VariableBatchPooledEmbeddingsReduceScatter,
 )
+from tessera.training.distributed.travel.rows_all_to_all import (
+    JaggedTensorAllToAll as JaggedTensorAllToAll, TensorAllToAll as TensorAllToAll,
+    TensorAllToAllSplitsAwaitable as TensorAllToAllSplitsAwaitable,
+    TensorAllToAllValuesAwaitable as TensorAllToAllValuesAwaitable,
+    TensorValuesAllToAll as TensorValuesAllToAll,
+)
 from tessera.training.distributed.travel.sequence_vectors import (
     SequenceEmbeddingsAllToAll as SequenceEmbeddingsAllToAll,
     SequenceEmbeddingsAwaitable as SequenceEmbeddingsAwaitable,

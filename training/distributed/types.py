@@ -24,7 +24,9 @@ from tessera.training.distributed.plan.plan_types import (
     ComputeKernel as ComputeKernel,
     EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan,
     KeyValueParams as KeyValueParams,
-    ModuleShardingPlan as ModuleShardingPlan, ParameterSharding as ParameterSharding,
+    ModuleShardingPlan as ModuleShardingPlan,
+    ObjectPoolShardingPlan as ObjectPoolShardingPlan,
+    ObjectPoolShardingType as ObjectPoolShardingType, ParameterSharding as ParameterSharding,
     ParameterStorage as ParameterStorage, ShardingPlan as ShardingPlan,
     ShardingType as ShardingType,
 )

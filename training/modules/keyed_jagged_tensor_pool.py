@@ -1,6 +1,7 @@
 """A pool of bags of ids: for each row the bags of some features, up to a length of each.
 
 Legend: ``N`` rows that are read or written, ``F`` features, ``L`` the sum of the longest lengths.
+Over ranks: `tessera.training.distributed.keyed_jagged_tensor_pool`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.training.modules.feature_processor_ import places_in_bags
+from tessera.training.modules import pool_rows
 from tessera.training.modules.object_pool import ObjectPool
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -80,14 +81,12 @@ class KeyedJaggedTensorPool(ObjectPool[KeyedJaggedTensor]):
             IndexError: an id is not a row.
             ValueError: ids are not integers ``[N]``.
         """
-        ids = self._check_ids(ids)
-        lengths_NF = self.key_lengths[ids]
-        rows, columns = _cells(ids, lengths_NF)
-        return KeyedJaggedTensor.from_lengths_sync(
-            keys=list(self._feature_max_lengths),
-            values=self.values[rows, columns],
-            lengths=lengths_NF.t().flatten(),
-            weights=self.weights[rows, columns] if self._is_weighted else None,
+        ids = pool_rows.checked_ids(ids, self.pool_size)
+        weights = self.weights if self._is_weighted else None
+        found = pool_rows.read_bags(ids, self.key_lengths, self.values, weights)
+        order = torch.arange(ids.size(0), device=ids.device)
+        return pool_rows.keyed_bags(
+            list(self._feature_max_lengths), order, found[0], found[1], found[2]
         )
 
     @torch.no_grad()
@@ -101,49 +100,56 @@ class KeyedJaggedTensorPool(ObjectPool[KeyedJaggedTensor]):
         Raises:
             IndexError: an id is not a row.
             KeyError: a feature is missing.
-            ValueError: another number of bags, a bag that is too long, or values of another dtype.
+            ValueError: another number of bags, a bag that is too long, values of another dtype, or no weights.
         """
-        ids = self._check_ids(ids)
-        places = {key: place for place, key in enumerate(values.keys())}
-        missing = [key for key in self._feature_max_lengths if key not in places]
-        if missing:
-            raise KeyError(f"the values have no {missing[0]!r}; the pool holds it")
-        own = values.permute([places[key] for key in self._feature_max_lengths])
+        ids = pool_rows.checked_ids(ids, self.pool_size)
+        own = own_features(
+            values, self._feature_max_lengths, self.values.dtype, weighted=self._is_weighted
+        )
         if own.stride() != len(ids):
             raise ValueError(f"there are {len(ids)} ids and {own.stride()} bags; give one of each")
-        if own.values().dtype != self.values.dtype:
-            raise ValueError(f"values are {own.values().dtype}; the pool has {self.values.dtype}")
-        lengths_NF = own.lengths().view(len(self._feature_max_lengths), -1).t()
-        for (key, most), column in zip(
-            self._feature_max_lengths.items(), lengths_NF.t(), strict=True
-        ):
-            if len(ids) and int(column.max()) > most:
-                raise ValueError(
-                    f"a bag of {key!r} has {int(column.max())} ids; the pool has room for {most}"
-                )
-        kept = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-        kept[self._last_places(ids)] = True
-        rows, columns = _cells(ids, lengths_NF)
-        # Which ids of the values belong to a bag that is kept.
-        chosen = kept.repeat(lengths_NF.size(1)).repeat_interleave(lengths_NF.t().flatten())
-        self.values[ids] = 0
-        self.values[rows[chosen], columns[chosen]] = own.values()[chosen]
-        if self._is_weighted:
-            self.weights[ids] = 0.0
-            self.weights[rows[chosen], columns[chosen]] = own.weights()[chosen].float()
-        self.key_lengths[ids[kept]] = lengths_NF[kept].int()
+        bags = pool_rows.bags_by_row(own, torch.arange(len(ids), device=ids.device))
+        weights = self.weights if self._is_weighted else None
+        pool_rows.write_bags(ids, bags, self.key_lengths, self.values, weights)
 
     def forward(self, ids: Tensor) -> KeyedJaggedTensor:
         """See `lookup`."""
         return self.lookup(ids)
 
 
-def _cells(ids: Tensor, lengths_NF: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of each id, feature by feature; a row has its bags behind one another."""
-    lengths_NF = lengths_NF.long()
-    starts_NF = lengths_NF.cumsum(1) - lengths_NF
-    lengths, starts = lengths_NF.t().flatten(), starts_NF.t().flatten()
-    rows = ids.repeat(lengths_NF.size(1)).repeat_interleave(lengths)
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    places = places_in_bags(offsets, lengths, rows)
-    return rows, starts.repeat_interleave(lengths) + places
+def own_features(
+    values: KeyedJaggedTensor,
+    most: dict[str, int],
+    dtype: torch.dtype,
+    *,
+    weighted: bool,
+) -> KeyedJaggedTensor:
+    """The features of a pool out of a batch, in the pool's order; without weights where it has none.
+
+    Args:
+        values: ``N`` bags of each feature.
+        most: the longest bag of each feature.
+        dtype: of the pool's values.
+        weighted: whether the pool has weights.
+
+    Raises:
+        KeyError: a feature is missing.
+        ValueError: a bag that is too long, values of another dtype, or no weights.
+    """
+    places = {key: place for place, key in enumerate(values.keys())}
+    missing = [key for key in most if key not in places]
+    if missing:
+        raise KeyError(f"the values have no {missing[0]!r}; the pool holds it")
+    own = values.permute([places[key] for key in most])
+    if own.values().dtype != dtype:
+        raise ValueError(f"values are {own.values().dtype}; the pool has {dtype}")
+    if weighted:
+        own.weights()
+    elif own.weights_or_none() is not None:
+        own = own.with_fields(own.values(), None, own.lengths_or_none(), own.offsets_or_none())
+    if own.lengths().numel():
+        longest = own.lengths().view(len(most), -1).amax(1).tolist()
+        for (key, room), length in zip(most.items(), longest, strict=True):
+            if length > room:
+                raise ValueError(f"a bag of {key!r} has {length} ids; the pool has room for {room}")
+    return own

@@ -1,10 +1,11 @@
-"""A pool of vectors."""
+"""A pool of vectors; over ranks: `tessera.training.distributed.tensor_pool`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from tessera.training.modules import pool_rows
 from tessera.training.modules.object_pool import ObjectPool
 
 
@@ -75,7 +76,7 @@ class TensorPool(ObjectPool[Tensor]):
             IndexError: an id is not a row.
             ValueError: ids are not integers ``[N]``.
         """
-        return self._pool.index_select(0, self._check_ids(ids))
+        return self._pool.index_select(0, pool_rows.checked_ids(ids, self.pool_size))
 
     @torch.no_grad()
     def update(self, ids: Tensor, values: Tensor) -> None:
@@ -85,17 +86,24 @@ class TensorPool(ObjectPool[Tensor]):
             IndexError: an id is not a row.
             ValueError: values of another shape or dtype.
         """
-        pool, ids = self._pool, self._check_ids(ids)
-        if values.shape != (len(ids), pool.size(1)) or values.dtype != pool.dtype:
-            raise ValueError(
-                f"values are {values.dtype} of shape {list(values.shape)}; give {pool.dtype} of shape "
-                f"{[len(ids), pool.size(1)]}"
-            )
-        last = self._last_places(ids)
-        if len(last) < len(ids):
-            ids, values = ids.index_select(0, last), values.index_select(0, last)
-        pool[ids] = values
+        ids = pool_rows.checked_ids(ids, self.pool_size)
+        check_vectors(values, ids, self._pool)
+        last = pool_rows.last_places(ids)
+        self._pool[ids.index_select(0, last)] = values.index_select(0, last)
 
     def forward(self, ids: Tensor) -> Tensor:
         """See `lookup`."""
         return self.lookup(ids)
+
+
+def check_vectors(values: Tensor, ids: Tensor, pool: Tensor) -> None:
+    """Refuse vectors that cannot be written to rows of ``pool`` ``[rows, dim]``.
+
+    Raises:
+        ValueError: they are not ``[N, dim]`` for ``N`` ids, or have another dtype.
+    """
+    wanted = [len(ids), pool.size(1)]
+    if list(values.shape) != wanted or values.dtype != pool.dtype:
+        raise ValueError(
+            f"values are {values.dtype} of shape {list(values.shape)}; give {pool.dtype} of shape {wanted}"
+        )

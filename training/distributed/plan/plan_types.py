@@ -166,6 +166,30 @@ class ModuleShardingPlan:
     """Says how one module is sharded."""
 
 
+@unique
+class ObjectPoolShardingType(Enum):
+    """How a pool is cut over ranks; see `tessera.training.distributed.pools`."""
+
+    ROW_WISE = "row_wise"
+    REPLICATED_ROW_WISE = "replicated_row_wise"
+
+
+@dataclass
+class ObjectPoolShardingPlan(ModuleShardingPlan):
+    """Says how a pool is sharded.
+
+    Attributes:
+        sharding_type: how it is cut.
+        inference: whether one process holds the rows of all devices.
+        memory_capacity_per_rank: for inference, the devices' memories in any unit: each gets rows in proportion;
+            None: equal blocks.
+    """
+
+    sharding_type: ObjectPoolShardingType
+    inference: bool = False
+    memory_capacity_per_rank: list[int] | None = None
+
+
 class EmbeddingModuleShardingPlan(dict[str, ParameterSharding], ModuleShardingPlan):
     """How the tables of one module are sharded, by table name."""
 
@@ -211,7 +235,7 @@ class ShardingPlan:
         # A plan written by hand may hold plain dicts.
         self.plan = {
             path: tables
-            if isinstance(tables, EmbeddingModuleShardingPlan)
+            if isinstance(tables, ModuleShardingPlan)
             else EmbeddingModuleShardingPlan(tables)
             for path, tables in self.plan.items()
         }

@@ -32,6 +32,8 @@ _DEFAULT_SHARDERS = {
     "EmbeddingBagCollectionSharder": "collections.pooled",
     "EmbeddingCollectionSharder": "collections.unpooled",
     "FeatureProcessedEmbeddingBagCollectionSharder": "collections.feature_processed",
+    "ITEPEmbeddingBagCollectionSharder": "collections.itep",
+    "ITEPEmbeddingCollectionSharder": "collections.itep",
     "ManagedCollisionEmbeddingBagCollectionSharder": "collections.mc_tables",
     "ManagedCollisionEmbeddingCollectionSharder": "collections.mc_tables",
     "QuantEmbeddingBagCollectionSharder": "inference.sharded",

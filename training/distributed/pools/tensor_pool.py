@@ -1,0 +1,189 @@
+"""Pools of vectors over ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.plan.plan_types import (
+    ObjectPoolShardingPlan,
+    ObjectPoolShardingType,
+)
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.distributed.pools.inference import ShardedInferenceTensorPool
+from tessera.training.distributed.pools.interfaces import ObjectPoolShardingContext
+from tessera.training.distributed.pools.rw_sharding import keep_whole_states
+from tessera.training.distributed.pools.sharded_pool import ShardedObjectPool
+from tessera.training.distributed.pools.tensor_sharding import TensorPoolRwSharding
+from tessera.training.modules import pool_rows
+from tessera.training.modules.tensor_pool import TensorPool, check_vectors
+
+
+class TensorPoolAwaitable(LazyAwaitable[Tensor]):
+    """Vectors that are being sent back.
+
+    Args:
+        awaitable: of ``[N, dim]``, in the order in which their ids were sent.
+        unbucketize_permute: ``[N]`` int64, the place there of each id as it was given.
+    """
+
+    def __init__(self, awaitable: Awaitable[Tensor], unbucketize_permute: Tensor) -> None:
+        super().__init__()
+        self._awaitable, self._places = awaitable, unbucketize_permute
+
+    def _wait_impl(self) -> Tensor:
+        return self._awaitable.wait()[self._places]
+
+
+class ShardedTensorPool(ShardedObjectPool[Tensor, Tensor, ObjectPoolShardingContext]):
+    """A `TensorPool` of which each rank holds a block of rows; see `tessera.training.distributed.pools`.
+
+    Its state dict has all rows as ``_pool``, a ``ShardedTensor`` where there is a process group.
+
+    Args:
+        env: who takes part.
+        pool_size: rows of all ranks.
+        dim: columns.
+        dtype: of the rows.
+        sharding_plan: how the pool is cut.
+        device: where this rank's rows live; None: the CPU.
+
+    Raises:
+        UserError: several ranks without a process group.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        env: ShardingEnv,
+        pool_size: int,
+        dim: int,
+        dtype: torch.dtype,
+        sharding_plan: ObjectPoolShardingPlan,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self._pool_size = pool_size
+        device = device or torch.device("cpu")
+        replicated = sharding_plan.sharding_type is ObjectPoolShardingType.REPLICATED_ROW_WISE
+        self._sharding = TensorPoolRwSharding(pool_size, dim, env, device, replicated=replicated)
+        self._pool: Tensor
+        rows = self._sharding.local_pool_size
+        self.register_buffer("_pool", torch.zeros(rows, dim, dtype=dtype, device=device))
+        self._lookup_ids = self._sharding.create_lookup_ids_dist()
+        self._lookup_values = self._sharding.create_lookup_values_dist()
+        self._update_ids = self._sharding.create_update_ids_dist()
+        self._update_values = self._sharding.create_update_values_dist()
+        keep_whole_states(self, self._sharding.blocks)
+
+    @property
+    def pool_size(self) -> int:
+        """Rows of all ranks."""
+        return self._pool_size
+
+    @property
+    def dim(self) -> int:
+        """How many columns there are."""
+        return self._pool.size(1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The rows' dtype."""
+        return self._pool.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's rows live."""
+        return self._pool.device
+
+    def create_context(self) -> ObjectPoolShardingContext:
+        """A new context of one lookup or update."""
+        return self._sharding.create_context()
+
+    def update(self, ids: Tensor, values: Tensor) -> None:
+        """Write ``values`` ``[N, dim]`` to the rows of ``ids`` ``[N]``; every rank takes part.
+
+        Raises:
+            IndexError: an id is not a row.
+            ValueError: values of another shape or dtype, or ids that are not integers ``[N]``.
+        """
+        check_vectors(values, pool_rows.checked_ids(ids, self.pool_size), self._pool)
+        super().update(ids, values)
+
+    def _update_preproc(self, values: Tensor) -> Tensor:
+        return values
+
+    def _update_ids_dist(
+        self, ctx: ObjectPoolShardingContext, ids: Tensor
+    ) -> Awaitable[Awaitable[Tensor]]:
+        ids = pool_rows.checked_ids(ids, self.pool_size)
+        begun: Awaitable[Awaitable[Tensor]] = self._update_ids(ctx, ids)
+        return begun
+
+    def _update_values_dist(
+        self, ctx: ObjectPoolShardingContext, values: Tensor
+    ) -> Awaitable[Tensor]:
+        begun: Awaitable[Tensor] = self._update_values(ctx, values)
+        return begun
+
+    def _update_local(self, ctx: ObjectPoolShardingContext, ids: Tensor, values: Tensor) -> None:
+        del ctx
+        last = pool_rows.last_places(ids)
+        self._pool[ids[last]] = values[last]
+
+    def _lookup_ids_dist(
+        self, ctx: ObjectPoolShardingContext, ids: Tensor
+    ) -> Awaitable[Awaitable[Tensor]]:
+        ids = pool_rows.checked_ids(ids, self.pool_size)
+        begun: Awaitable[Awaitable[Tensor]] = self._lookup_ids(ctx, ids)
+        return begun
+
+    def _lookup_local(self, ctx: ObjectPoolShardingContext, ids: Tensor) -> Tensor:
+        del ctx
+        return self._pool[ids]
+
+    def _lookup_values_dist(
+        self, ctx: ObjectPoolShardingContext, values: Tensor
+    ) -> LazyAwaitable[Tensor]:
+        assert ctx.unbucketize_permute is not None, "ids go before values"
+        return TensorPoolAwaitable(self._lookup_values(ctx, values), ctx.unbucketize_permute)
+
+
+class TensorPoolSharder(ModuleSharder[TensorPool]):
+    """Turns a `TensorPool` into its form over ranks, or over the devices of one process for inference.
+
+    Unless the pool is on the ``meta`` device its rows go along; every rank is given the same ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def shard(  # type: ignore[override] # a pool's plan is another than that of tables
+        self,
+        module: TensorPool,
+        plan: ObjectPoolShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> ShardedTensorPool | ShardedInferenceTensorPool:
+        """The sharded form of ``module``.
+
+        Args:
+            module: the pool.
+            plan: how it is cut.
+            env: who takes part.
+            device: where this rank's rows live, and where ids come from; None: the CPU.
+        """
+        if plan.inference:
+            return ShardedInferenceTensorPool(
+                env, module.pool_size, module.dim, module.dtype, plan, module, device
+            )
+        pool = ShardedTensorPool(env, module.pool_size, module.dim, module.dtype, plan, device)
+        if not module.pool.is_meta:
+            pool.load_state_dict(module.state_dict())
+        return pool
+
+    @property
+    def module_type(self) -> type[TensorPool]:
+        """Return the type of module that this sharder takes."""
+        return TensorPool

@@ -1,0 +1,195 @@
+"""Rows of tensors, and bags, to the ranks that they are for: first how many, then the rows themselves.
+
+Where there is one rank, or no process group, nothing travels.
+
+Legend: ``W`` ranks, ``N`` rows or bags, ``n`` entries of all bags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.comm.transport import Pending, start_all_to_all
+from tessera.training.sparse.exchange import sums_of_splits
+from tessera.training.sparse.jagged_tensor import JaggedTensor
+
+
+def _alone(pg: dist.ProcessGroup | None) -> bool:
+    return pg is None or pg.size() == 1
+
+
+def _start(
+    pg: dist.ProcessGroup, rows: Tensor, send: Sequence[int], receive: Sequence[int]
+) -> Pending:
+    """Begin to send ``rows`` ``[N, ...]``, ``send[r]`` of them to rank ``r``."""
+    rest = list(rows.shape[1:])
+    width = torch.Size(rest).numel()
+    flat = rows.detach().contiguous().view(-1)
+    pending = start_all_to_all(
+        pg, flat, [count * width for count in send], [count * width for count in receive]
+    )
+    return pending.then(lambda received: received.view(sum(receive), *rest))
+
+
+class TensorAllToAllValuesAwaitable(Awaitable[Tensor]):
+    """Rows that are being sent.
+
+    Args:
+        pg: the ranks.
+        input: ``[N, ...]``, in the order of their destinations.
+        input_splits: ``[W]``, rows to each rank.
+        output_splits: ``[W]``, rows from each rank.
+        device: where the rows arrive, that of ``input``.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup | None,
+        input: Tensor,  # noqa: A002 - the name TorchRec users know
+        input_splits: Tensor,
+        output_splits: Tensor,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        del device
+        self._here = input
+        self._pending: Pending | None = None
+        if pg is not None and not _alone(pg):
+            self._pending = _start(pg, input, input_splits.tolist(), output_splits.tolist())
+
+    def _wait_impl(self) -> Tensor:
+        return self._here if self._pending is None else self._pending.wait()
+
+
+class TensorAllToAllSplitsAwaitable(Awaitable[TensorAllToAllValuesAwaitable]):
+    """The numbers of rows that are being exchanged; the rows are sent when they are known.
+
+    Args:
+        pg: the ranks.
+        input: ``[N, ...]``, in the order of their destinations.
+        splits: ``[W]`` int32 or int64, rows to each rank.
+        device: where the rows are.
+
+    Attributes:
+        output_splits: ``[W]``, rows from each rank; filled when this is waited for.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup | None,
+        input: Tensor,  # noqa: A002 - the name TorchRec users know
+        splits: Tensor,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self._pg, self._input, self._splits, self._device = pg, input, splits, device
+        self.output_splits = splits
+        self._work: dist.Work | None = None
+        if not _alone(pg):
+            self.output_splits = torch.empty_like(splits)
+            self._work = dist.all_to_all_single(
+                self.output_splits, splits.contiguous(), group=pg, async_op=True
+            )
+
+    def _wait_impl(self) -> TensorAllToAllValuesAwaitable:
+        if self._work is not None:
+            self._work.wait()
+        return TensorAllToAllValuesAwaitable(
+            self._pg, self._input, self._splits, self.output_splits, self._device
+        )
+
+
+class TensorAllToAll(nn.Module):
+    """Sends rows to ranks that do not know how many will come.
+
+    Args:
+        pg: the ranks.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup | None) -> None:
+        super().__init__()
+        self._pg = pg
+
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 - the name TorchRec users know
+        splits: Tensor,
+    ) -> TensorAllToAllSplitsAwaitable:
+        """Begin with the numbers of rows.
+
+        Args:
+            input: ``[N, ...]``, in the order of their destinations.
+            splits: ``[W]`` int32 or int64, rows to each rank.
+
+        Returns:
+            Wait twice for the rows of all ranks, in the order of the ranks.
+        """
+        return TensorAllToAllSplitsAwaitable(self._pg, input, splits, input.device)
+
+
+class TensorValuesAllToAll(nn.Module):
+    """Sends rows to ranks that know how many will come.
+
+    Args:
+        pg: the ranks.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup | None) -> None:
+        super().__init__()
+        self._pg = pg
+
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 - the name TorchRec users know
+        input_splits: Tensor,
+        output_splits: Tensor,
+    ) -> TensorAllToAllValuesAwaitable:
+        """Begin to send the rows; the arguments are those of `TensorAllToAllValuesAwaitable`."""
+        return TensorAllToAllValuesAwaitable(
+            self._pg, input, input_splits, output_splits, input.device
+        )
+
+
+class JaggedTensorAllToAll(Awaitable[JaggedTensor]):
+    """Bags that are being sent: making it waits for their lengths, ``wait`` for their entries.
+
+    Args:
+        jt: ``N`` bags in the order of their destinations.
+        num_items_to_send: ``[W]``, bags to each rank.
+        num_items_to_receive: ``[W]``, bags from each rank.
+        pg: the ranks.
+    """
+
+    def __init__(
+        self,
+        jt: JaggedTensor,
+        num_items_to_send: Tensor,
+        num_items_to_receive: Tensor,
+        pg: dist.ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        self._here = jt
+        self._pending: list[Pending] = []
+        if pg is None or _alone(pg):
+            return
+        send, receive = num_items_to_send.tolist(), num_items_to_receive.tolist()
+        lengths = jt.lengths()
+        self._lengths = _start(pg, lengths, send, receive).wait()
+        send = sums_of_splits(lengths.tolist(), send)
+        receive = sums_of_splits(self._lengths.tolist(), receive)
+        weights = jt.weights_or_none()
+        for part in [jt.values(), *([] if weights is None else [weights])]:
+            self._pending.append(_start(pg, part, send, receive))
+
+    def _wait_impl(self) -> JaggedTensor:
+        if not self._pending:
+            return self._here
+        parts = [pending.wait() for pending in self._pending]
+        return JaggedTensor(
+            parts[0], parts[1] if len(parts) > 1 else None, self._lengths, validate=False
+        )
