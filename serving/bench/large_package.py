@@ -82,9 +82,7 @@ def write_repeated(
     servable = make_servable(source, options, stored=(tables, plan))
     runner = TorchScriptRunner(optimize(servable.scripted))
     large = [buffer for buffer in tables.buffers if buffer.nbytes >= SPILLED_FROM_BYTES]
-    write_servable(
-        servable, runner, path, options, origin=Origin(), evaluation=None, spilled=large
-    )
+    write_servable(servable, runner, path, options, origin=Origin(), evaluation=None, spilled=large)
 
 
 def _stand_in(model: nn.Module) -> None:

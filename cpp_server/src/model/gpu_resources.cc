@@ -41,14 +41,14 @@ void StreamMark::set(cudaStream_t stream) {
 }
 
 void StreamMark::wait() const {
-  const auto until = std::chrono::steady_clock::now() + kSpin;
   cudaError_t status = cudaEventQuery(event_);
-  while (status == cudaErrorNotReady && std::chrono::steady_clock::now() < until) {
-    status = cudaEventQuery(event_);
-  }
   if (status == cudaErrorNotReady) {
-    cudaGetLastError();  // or others would take it for an error of theirs
-    status = cudaEventSynchronize(event_);
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    while (status == cudaErrorNotReady && std::chrono::steady_clock::now() < until) {
+      status = cudaEventQuery(event_);
+    }
+    cudaGetLastError();  // or others would take "not ready" for an error of theirs
+    if (status == cudaErrorNotReady) status = cudaEventSynchronize(event_);
   }
   check_cuda(status, "computing a batch on the GPU");
 }
