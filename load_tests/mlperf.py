@@ -366,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N[,N...]",
         help="ids of every bag, or of each feature's (default 1)",
     )
-    add("--batch-pairs", type=int, default=16_384, help="most pairs of a batch (default 16384)")
+    add("--batch-pairs", type=int, default=32_768, help="most pairs of a batch (default 32768)")
     add("--workers", type=int, help="threads that compute batches (default: as tessera-server)")
     add("--submitters", type=int, default=4, help="threads that submit queries (default 4)")
     add(

@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "request/checks.h"
 #include "request/packed.h"
@@ -287,6 +291,46 @@ TEST(SharedFeatures, HaveAtMostAsManyRowsAsARequestMayHaveSamples) {
   many.rows = 4;
   EXPECT_EQ(refusal(many.view({"genre", "user"}), test::schema(), {.max_samples = 3}),
             "shared_features.num_rows is 4, the limit is 3 rows");
+}
+
+// One id after the other, as any_outside does not look at them.
+bool one_is_outside(const JaggedView& group, std::size_t first, std::size_t count,
+                    std::int64_t rows) {
+  for (std::size_t i = first; i < first + count; ++i) {
+    if (id_at(group, i) < 0 || id_at(group, i) >= rows) return true;
+  }
+  return false;
+}
+
+template <typename Id>
+void expect_as_one_by_one(const std::vector<std::int64_t>& all_rows) {
+  constexpr std::size_t kIds = 43;  // some whole blocks of either width, and a rest
+  using Limits = std::numeric_limits<Id>;
+  std::vector<Id> ids(kIds + 3);
+  JaggedView group;
+  group.values = std::as_bytes(std::span(ids));
+  group.wide = sizeof(Id) == 8;
+  for (const std::int64_t rows : all_rows) {
+    const auto last = static_cast<Id>(std::min<std::int64_t>(rows - 1, Limits::max()));
+    const auto next = static_cast<Id>(last == Limits::max() ? last : last + 1);
+    for (const Id other : {Limits::min(), Id{-1}, Id{0}, last, next, Limits::max()}) {
+      for (std::size_t at = 0; at < ids.size(); ++at) {
+        std::fill(ids.begin(), ids.end(), last);
+        ids[at] = other;
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{16}, kIds}) {
+          EXPECT_EQ(any_outside(group, 2, count, rows), one_is_outside(group, 2, count, rows))
+              << "rows " << rows << ", id " << other << " at " << at << " of " << count;
+        }
+      }
+    }
+  }
+}
+
+TEST(AnyOutside, IsTrueWhereOneIdIs) {
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  expect_as_one_by_one<std::int32_t>({1, 2, 1'000, most, most + 1, most + 2, 1LL << 40});
+  expect_as_one_by_one<std::int64_t>(
+      {1, 2, 1'000, most + 1, 1LL << 40, std::numeric_limits<std::int64_t>::max()});
 }
 
 TEST(RequestBytesTest, CountWhatSamplesAndSharedRowsMake) {

@@ -1,7 +1,11 @@
 """A package of any size within seconds: its tables are written as they are stored, and never exist in float32.
 
-The model is that of `tessera.serving.bench.forward`. Rows are drawn once, for as many as make `_DRAWN_BYTES`, and repeated
+`write_repeated` does so for a ranking model whose tables are on the device meta, and `make_large` for the one of
+`tessera.serving.bench.forward`.  Of that, rows are drawn once, for as many as make `_DRAWN_BYTES`, and repeated
 through the tables with other scales, so that two rows of a request are the same only by chance.
+
+The tables are in memory once and go from there into the file: torch, which would write and read them twice more, sees
+small stand-ins (`tessera.serving.packaging.write.stream`).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tessera.kernels.row_types import ROW_TYPES, RowType
+from tessera.kernels.row_types import RowType, row_type
 from tessera.serving.bench.forward import TABLES, dlrm
 from tessera.serving.package.manifest import ShardingPlan, TableInfo
 from tessera.serving.package.runner import TorchScriptRunner
@@ -21,7 +25,8 @@ from tessera.serving.packaging.collections.find import find_tables
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
-from tessera.serving.packaging.tables.quantize import SourceTable, one_device
+from tessera.serving.packaging.tables.quantize import SourceTable, check_width, one_device
+from tessera.serving.packaging.tables.spill import SPILLED_FROM_BYTES
 from tessera.serving.packaging.tables.stored import (
     StoredPiece,
     StoredTable,
@@ -31,6 +36,7 @@ from tessera.serving.packaging.tables.stored import (
 )
 from tessera.serving.packaging.write.package import write_servable
 from tessera.training.bench.harness import in_own_process
+from tessera.training.models.ranking import RankingModel
 
 DIM = 64
 ROW_BYTES = DIM + 4
@@ -55,16 +61,28 @@ def make_large(
 def write_large(path: Path, rows: int, name: str, device: str, seed: int = 0) -> None:
     """The package with tables of so many rows, in this process."""
     model = dlrm(rows, "murmur3", device="meta")
+    write_repeated(model, path, PackageOptions(name=name, device=device), _rows(seed))
+
+
+def write_repeated(
+    model: RankingModel, path: Path, options: PackageOptions, rows: torch.Tensor
+) -> None:
+    """Package ``model``, whose tables are on the device meta, with ``rows`` over and over in each of them.
+
+    ``rows`` is ``[n, D]`` float32, ``D`` being the width of every table; the rows of a table begin with the first.
+
+    Raises:
+        UserError: ``D`` does not fit the type of ``options.dtype``, or what `write_servable` raises.
+    """
     _stand_in(model)
-    options = PackageOptions(name=name, device=device)
     source = ranking_source(model, None)
     found = find_tables(source[0])
-    tables, plan = _stored(
-        found.sources, ROW_TYPES[options.dtype], for_gpu=device == "cuda", seed=seed
-    )
+    kind = row_type(options.dtype)
+    tables, plan = _stored(found.sources, kind, rows, for_gpu=options.device == "cuda")
     servable = make_servable(source, options, stored=(tables, plan))
     runner = TorchScriptRunner(optimize(servable.scripted))
-    write_servable(servable, runner, path, options, origin=Origin(), evaluation=None)
+    large = [buffer for buffer in tables.buffers if buffer.nbytes >= SPILLED_FROM_BYTES]
+    write_servable(servable, runner, path, options, origin=Origin(), evaluation=None, spilled=large)
 
 
 def _stand_in(model: nn.Module) -> None:
@@ -75,15 +93,20 @@ def _stand_in(model: nn.Module) -> None:
 
 
 def _stored(
-    sources: Sequence[SourceTable], kind: RowType, *, for_gpu: bool, seed: int
+    sources: Sequence[SourceTable], kind: RowType, rows: torch.Tensor, *, for_gpu: bool
 ) -> tuple[StoredTables, ShardingPlan]:
+    for source in sources:
+        check_width(source, kind)
     placements = one_device(sources)
     pieces, sizes = lay_out(placements, {one.name: kind for one in sources}, for_gpu=for_gpu)
     buffers = tuple(torch.zeros(size, dtype=torch.uint8) for size in sizes)
-    drawn = _rows(kind, seed)
+    kind = kind.fitted([rows])
+    encoded = kind.encode(rows)
+    # Few large copies, which torch divides between threads.
+    encoded = encoded.repeat(max(1, _DRAWN_BYTES // encoded.nbytes), 1)
     stored = []
     for source, piece in zip(sources, pieces, strict=True):
-        _fill(buffers[piece.placement.shard], piece, kind, drawn)
+        _fill(buffers[piece.placement.shard], piece, kind, encoded)
         info = TableInfo(
             name=source.name,
             rows=source.rows,
@@ -100,17 +123,20 @@ def _stored(
     return tables, ShardingPlan(num_shards=1, placements=placements)
 
 
-def _rows(kind: RowType, seed: int) -> torch.Tensor:
-    """``[n, row bytes]`` uint8: rows of random numbers, each of another size."""
-    count = _DRAWN_BYTES // kind.row_bytes(DIM)
+def _rows(seed: int) -> torch.Tensor:
+    """``[n, DIM]`` float32: rows of random numbers, each of another size."""
+    count = _DRAWN_BYTES // ROW_BYTES
     generator = torch.Generator().manual_seed(seed)
     sizes = _LARGEST * torch.rand(count, 1, generator=generator)
-    return kind.encode(sizes * (2 * torch.rand(count, DIM, generator=generator) - 1))
+    return sizes * (2 * torch.rand(count, DIM, generator=generator) - 1)
 
 
-def _fill(buffer: torch.Tensor, piece: StoredPiece, kind: RowType, drawn: torch.Tensor) -> None:
+def _fill(buffer: torch.Tensor, piece: StoredPiece, kind: RowType, encoded: torch.Tensor) -> None:
+    if kind.book is not None:
+        book = buffer.narrow(0, piece.scale_offset, kind.book_bytes)
+        book.copy_(kind.book.view(torch.uint8))
     header, data = views(buffer, piece, kind)
-    for begin in range(0, piece.rows, len(drawn)):
-        count = min(len(drawn), piece.rows - begin)
-        header[begin : begin + count] = drawn[:count, : kind.header_bytes]
-        data[begin : begin + count] = drawn[:count, kind.header_bytes :]
+    for begin in range(0, piece.rows, len(encoded)):
+        count = min(len(encoded), piece.rows - begin)
+        header[begin : begin + count] = encoded[:count, : kind.header_bytes]
+        data[begin : begin + count] = encoded[:count, kind.header_bytes :]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 from tessera.cpus import usable_cpus
 from tessera.serving.package.pace import stand_aside
@@ -42,9 +43,17 @@ class ContentHash:
         self._chunk = hashlib.sha256()
         self._chunks: list[str] = []
 
-    def update(self, piece: bytes | memoryview) -> None:
-        """The content's next bytes."""
-        self._whole.update(piece)
+    def update(self, piece: bytes | memoryview, *, beside: Executor | None = None) -> None:
+        """The content's next bytes; a thread of ``beside`` computes one of the two hashes meanwhile."""
+        if beside is None:
+            self._whole.update(piece)
+            self._update_chunks(piece)
+            return
+        whole = beside.submit(self._whole.update, piece)
+        self._update_chunks(piece)
+        whole.result()
+
+    def _update_chunks(self, piece: bytes | memoryview) -> None:
         rest = memoryview(piece)
         while self._left and rest:
             size = min(self._left[0], len(rest))

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
+from tessera.cpus import usable_cpus
 from tessera.serving.package.hashes import ContentHash
 
 TOP_FOLDER = "model"
@@ -38,6 +41,7 @@ _DATE = 0x0021  # 1980-01-01, the earliest
 _ZIP64_FIELD = 0x0001
 _PADDING_FIELD = 0x4246
 _CRC_OFFSET = 14  # in a local header
+_THREADS_FROM_BYTES = 64 << 20  # a record's content
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 
 
@@ -237,6 +241,16 @@ def _short_name(full: bytes, top: str) -> str:
     return short
 
 
+@contextmanager
+def _threads(content_bytes: int) -> Iterator[Executor | None]:
+    """Threads for a content that is worth them, else None."""
+    if content_bytes < _THREADS_FROM_BYTES or usable_cpus() == 1:
+        yield None
+        return
+    with ThreadPoolExecutor(min(usable_cpus() - 1, 3)) as pool:
+        yield pool
+
+
 class ArchiveWriter:
     """Writes an archive record by record; nothing of a content is kept in memory.
 
@@ -269,11 +283,20 @@ class ArchiveWriter:
         entry = Entry(name=name, bytes=size, crc32=0, header_offset=offset, top=self._top)
         self._stream.write(local_header(entry))
         digest, crc32, written = ContentHash(size), 0, 0
-        for piece in content:
-            digest.update(piece)
-            crc32 = zlib.crc32(piece, crc32)
-            written += len(piece)
-            self._stream.write(piece)
+        with _threads(size) as pool:
+            for piece in content:
+                written += len(piece)
+                if pool is None:
+                    digest.update(piece)
+                    crc32 = zlib.crc32(piece, crc32)
+                    self._stream.write(piece)
+                    continue
+                # Each of the two hashes takes as long as the CRC and the copy to the file together.
+                copied = pool.submit(self._stream.write, piece)
+                checked = pool.submit(zlib.crc32, piece, crc32)
+                digest.update(piece, beside=pool)
+                crc32 = checked.result()
+                copied.result()
         assert written == size, (name, written, size)
         # Known only now, and the header's other fields do not depend on it.
         self._stream.seek(offset + _CRC_OFFSET)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
+import io
 import random
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from tessera.cli import main
 from tessera.serving.package import hashes
 from tessera.serving.package.hashes import ContentHash, FileHash, chunk_sizes, in_threads
+from tessera.serving.package.layout import ArchiveWriter
 from tessera.serving.package.loading import load_package, open_checked
 from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
 from tessera.serving.package.records import PackageError
@@ -30,6 +34,35 @@ def digest(content: bytes) -> str:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashes, "CHUNK_BYTES", CHUNK)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 8])
+def test_a_large_content_is_written_and_hashed_by_threads(small_chunks, monkeypatch, cpus):
+    monkeypatch.setattr("tessera.serving.package.layout._THREADS_FROM_BYTES", 5 * CHUNK)
+    monkeypatch.setattr("tessera.serving.package.layout.usable_cpus", lambda: cpus)
+    pieces = [random.Random(n).randbytes(700) for n in range(9)]
+    content = b"".join(pieces)
+    stream = io.BytesIO()
+    written = ArchiveWriter(stream).add("data/0", pieces, len(content))
+    assert stream.getvalue().endswith(content)
+    assert written.bytes == len(content)
+    assert written.crc32 == zlib.crc32(content)
+    assert written.sha256 == digest(content)
+    chunks = [content[begin : begin + CHUNK] for begin in range(0, len(content), CHUNK)]
+    assert written.chunks == tuple(map(digest, chunks))
+
+
+def test_a_disk_that_becomes_full_is_told_of(monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, content: Any) -> int:
+            if content == b"content":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(content)
+
+    monkeypatch.setattr("tessera.serving.package.layout._THREADS_FROM_BYTES", 1)
+    monkeypatch.setattr("tessera.serving.package.layout.usable_cpus", lambda: 2)
+    with pytest.raises(OSError, match="No space left"):
+        ArchiveWriter(Full()).add("data/0", [b"content"], 7)
 
 
 @pytest.fixture

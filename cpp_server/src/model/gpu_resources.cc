@@ -33,12 +33,24 @@ StreamMark::~StreamMark() {
 }
 
 void StreamMark::set(cudaStream_t stream) {
-  if (event_ == nullptr) check_cuda(cudaEventCreate(&event_), "making an event");
+  if (event_ == nullptr) {
+    // With times, and so that who waits for it sleeps.
+    check_cuda(cudaEventCreateWithFlags(&event_, cudaEventBlockingSync), "making an event");
+  }
   check_cuda(cudaEventRecord(event_, stream), "recording an event");
 }
 
 void StreamMark::wait() const {
-  check_cuda(cudaEventSynchronize(event_), "computing a batch on the GPU");
+  cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    while (status == cudaErrorNotReady && std::chrono::steady_clock::now() < until) {
+      status = cudaEventQuery(event_);
+    }
+    cudaGetLastError();  // or others would take "not ready" for an error of theirs
+    if (status == cudaErrorNotReady) status = cudaEventSynchronize(event_);
+  }
+  check_cuda(status, "computing a batch on the GPU");
 }
 
 Duration StreamMark::since(const StreamMark& earlier) const {

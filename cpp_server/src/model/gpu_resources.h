@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstddef>
 
 #include "common/clock.h"
@@ -43,10 +44,13 @@ class StreamMark {
   StreamMark& operator=(const StreamMark&) = delete;
 
   void set(cudaStream_t stream);
-  // Blocks until the stream has come here.
+  // Blocks until the stream has come here. Looks again and again for kSpin, which is faster than
+  // being woken, and sleeps from then on: large batches leave the CPU to those who merge the next.
   void wait() const;
   // Between two marks that have been waited for.
   Duration since(const StreamMark& earlier) const;
+
+  static constexpr Duration kSpin = std::chrono::microseconds(200);
 
  private:
   cudaEvent_t event_ = nullptr;

@@ -1,6 +1,10 @@
 #include "request/checks.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "common/text.h"
@@ -95,6 +99,39 @@ std::ptrdiff_t first_not_finite(Bytes floats, bool nan_passes) {
 std::int64_t id_at(const JaggedView& group, std::size_t index) {
   return group.wide ? load<std::int64_t>(group.values.data(), index)
                     : load<std::int32_t>(group.values.data(), index);
+}
+
+namespace {
+
+// Whether one of `count` numbers is above `last` or, as a signed one, below zero. `last` is not
+// negative, so that the sign of n | (last - n) tells; it is kept of a block of numbers at a time,
+// for which compilers use vector instructions.
+template <typename Unsigned>
+bool any_above(const std::byte* numbers, std::size_t count, Unsigned last) {
+  constexpr std::size_t kBlock = 64 / sizeof(Unsigned);
+  std::array<Unsigned, kBlock> signs{};
+  std::array<Unsigned, kBlock> block;
+  for (; count >= kBlock; count -= kBlock, numbers += sizeof(block)) {
+    std::memcpy(block.data(), numbers, sizeof(block));
+    for (std::size_t i = 0; i < kBlock; ++i) signs[i] |= block[i] | (last - block[i]);
+  }
+  Unsigned all = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto number = load<Unsigned>(numbers, i);
+    all |= number | (last - number);
+  }
+  for (const Unsigned sign : signs) all |= sign;
+  return all >> (8 * sizeof(Unsigned) - 1) != 0;
+}
+
+}  // namespace
+
+bool any_outside(const JaggedView& group, std::size_t first, std::size_t count, std::int64_t rows) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::byte* const ids = group.values.data();
+  return group.wide ? any_above(ids + first * 8, count, static_cast<std::uint64_t>(rows - 1))
+                    : any_above(ids + first * 4, count,
+                                static_cast<std::uint32_t>(std::min(rows - 1, kMost)));
 }
 
 }  // namespace tessera

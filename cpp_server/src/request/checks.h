@@ -35,4 +35,8 @@ std::ptrdiff_t first_not_finite(Bytes floats, bool nan_passes);
 // The id at `index` of either width.
 std::int64_t id_at(const JaggedView& group, std::size_t index);
 
+// Whether one of `count` ids from index `first` on is outside [0, rows); `rows` is above 0. Takes a
+// small part of the time of asking id_at for each of them: most requests have none.
+bool any_outside(const JaggedView& group, std::size_t first, std::size_t count, std::int64_t rows);
+
 }  // namespace tessera

@@ -236,6 +236,7 @@ struct FeatureRange {
 Status check_feature(std::string_view field, const FeatureSpec& feature, const JaggedView& group,
                      const FeatureRange& range, std::int64_t& out_of_range) {
   if (feature.hashing != Hashing::kNone) return {};
+  if (!any_outside(group, range.first_id, range.ids, feature.rows)) return {};
   std::int64_t outside = 0;
   for (std::size_t i = range.first_id; i < range.first_id + range.ids; ++i) {
     // A negative id is a huge one without its sign.

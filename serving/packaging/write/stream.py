@@ -26,7 +26,7 @@ from tessera.serving.packaging.tables.spill import MappedPages
 # the paths of the sources on this machine.
 _LEFT_OUT = ("/.data/serialization_id", ".debug_pkl")
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
 _RELEASE_BYTES = 64 << 20
 # Odd, which no storage of numbers of two bytes or more can be; the next stand-in has two bytes more.
 _STAND_IN_BYTES = 1_000_003
