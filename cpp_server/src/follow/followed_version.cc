@@ -188,6 +188,9 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
 
 Duration FollowedVersion::write(Staged& staged) {
   session_->begin_thread(1);
+  // While it was staged the rows were touched at the pace of a thread that stands back, and others
+  // may have taken their room in the caches since.
+  staged.patches->prepare();
   const ExclusiveHold hold(model_.commits.lock);
   const TimePoint begin = clock_.now();
   staged.patches->swap();
