@@ -74,16 +74,11 @@ class Exchange:
         """
         if not self.on_host:
             return
-        for rows in self.rows.split(_TOUCHED_AT_ONCE):
-            width = self.values.shape[1]
-            torch.ops.tessera.touch_rows(self.memory, rows, width, self.offset, self.stride)
-            if pace is not None:
-                pace.rest()
+        width = self.values.shape[1]
+        _touch(self.memory, self.rows, width, self.offset, self.stride, pace)
         # Memory that another process has filled has no pages in this one yet.
-        for pages in torch.arange(-(-self.values.nbytes // _PAGE_BYTES)).split(_TOUCHED_AT_ONCE):
-            torch.ops.tessera.touch_rows(self.values.view(-1), pages, 1, 0, _PAGE_BYTES)
-            if pace is not None:
-                pace.rest()
+        pages = torch.arange(-(-self.values.nbytes // _PAGE_BYTES))
+        _touch(self.values.view(-1), pages, 1, 0, _PAGE_BYTES, pace)
 
     def compact(self) -> Exchange:
         """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
@@ -99,6 +94,17 @@ class Exchange:
     def bytes(self) -> int:
         """What the rows and their numbers take."""
         return self.values.nbytes + self.rows.nbytes
+
+
+def _touch(
+    memory: Tensor, rows: Tensor, width: int, offset: int, stride: int, pace: Pace | None
+) -> None:
+    """``touch_rows``, some rows at a time."""
+    for begin in range(0, rows.numel(), _TOUCHED_AT_ONCE):
+        some = rows[begin : begin + _TOUCHED_AT_ONCE]
+        torch.ops.tessera.touch_rows(memory, some, width, offset, stride)
+        if pace is not None:
+            pace.rest()
 
 
 def exchange_by_index(
