@@ -75,10 +75,10 @@ class Exchange:
         if not self.on_host:
             return
         width = self.values.shape[1]
-        _touch(self.memory, self.rows, width, self.offset, self.stride, pace)
+        _touch(self.memory, self.rows, width, self.offset, self.stride, pace=pace)
         # Memory that another process has filled has no pages in this one yet.
         pages = torch.arange(-(-self.values.nbytes // _PAGE_BYTES))
-        _touch(self.values.view(-1), pages, 1, 0, _PAGE_BYTES, pace)
+        _touch(self.values.view(-1), pages, 1, 0, _PAGE_BYTES, pace=pace)
 
     def compact(self) -> Exchange:
         """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
@@ -97,7 +97,7 @@ class Exchange:
 
 
 def _touch(
-    memory: Tensor, rows: Tensor, width: int, offset: int, stride: int, pace: Pace | None
+    memory: Tensor, rows: Tensor, width: int, offset: int, stride: int, *, pace: Pace | None
 ) -> None:
     """``touch_rows``, some rows at a time."""
     for begin in range(0, rows.numel(), _TOUCHED_AT_ONCE):
