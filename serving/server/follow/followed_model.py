@@ -147,7 +147,7 @@ def bring_near(exchanges: Sequence[Exchange]) -> None:
 
 
 def _arguments(exchanges: Sequence[Exchange]) -> tuple[list[Any], ...]:
-    """Those of ``exchange_rows_of``."""
+    """The arguments of ``exchange_rows_of`` and ``touch_rows_of``."""
     return (
         [one.memory for one in exchanges],
         [one.rows for one in exchanges],
