@@ -35,9 +35,9 @@ class StagedOnHost final : public StagedPatches {
     for (const Piece& piece : pieces_) {
       const auto count = static_cast<std::size_t>(piece.patch.info.count);
       for (std::size_t done = 0; done < count; done += kRowsAtOnce) {
-        touch_rows_at(
-            std::min(kRowsAtOnce, count - done), static_cast<std::size_t>(piece.patch.info.width),
-            [row_at = rows_of(piece), done](std::size_t i) { return row_at(done + i); });
+        touch_rows_at(std::min(kRowsAtOnce, count - done),
+                      static_cast<std::size_t>(piece.patch.info.width),
+                      [row_at = rows_of(piece), done](std::size_t i) { return row_at(done + i); });
         between();
       }
     }
