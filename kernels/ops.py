@@ -60,10 +60,16 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     CPU only.
 ``exchange_rows(storage [bytes], rows [n], values [n, width], offset, stride)``
     The bytes of row ``r`` of a table, ``storage[offset + r * stride :][:width]``, change places with those of
-    ``values``, uint8 both; ``rows`` is int64, strictly ascending.  No graph of a package may call it.  CPU only.
+    ``values``, uint8 both; ``rows`` is int64 or int32, strictly ascending.  No graph of a package may call it.  CPU only.
+``exchange_rows_of(storages, rows, values, offsets, strides)``
+    `exchange_rows` of one after the other in one call, which changes nothing where any of them would be refused.
+    No graph of a package may call it.  CPU only.
 ``touch_rows(storage [bytes], rows [n], width, offset, stride)``
     Changes no byte, but has the pages of those rows written to and the rows in the caches, so that `exchange_rows` takes
     less time after it; others may read the storage meanwhile.  No graph of a package may call it.  CPU only.
+``touch_rows_of(storages, rows, values, offsets, strides)``
+    `touch_rows` of what `exchange_rows_of` with the same arguments will exchange.  No graph of a package may call
+    it.  CPU only.
 ``table_batch(dense, dense_present, ids, ids_present, list_..., first, rows, weighted)``
     Rows ``first`` to ``first + rows - 1`` of a table's columns as a batch, ``B = rows``: dense values ``[B, D]``
     (NaN where missing), lengths ``[F * B]`` int32 and ids ``[N]`` int64 feature after feature (those of one

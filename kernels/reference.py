@@ -9,6 +9,7 @@ Shapes as in `tessera.kernels.ops`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -287,3 +288,15 @@ def exchange_rows(storage: Tensor, rows: Tensor, values: Tensor, offset: int, st
         kept = place.clone()
         place.copy_(value)
         value.copy_(kept)
+
+
+def exchange_rows_of(
+    storages: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    values: Sequence[Tensor],
+    offsets: Sequence[int],
+    strides: Sequence[int],
+) -> None:
+    """`torch.ops.tessera.exchange_rows_of`, one patch after the other."""
+    for patch in zip(storages, rows, values, offsets, strides, strict=True):
+        exchange_rows(*patch)

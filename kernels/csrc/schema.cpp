@@ -51,7 +51,13 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "exchange_rows(Tensor(a!) storage, Tensor rows, Tensor(b!) values, int offset, int stride) "
       "-> ()");
+  m.def(
+      "exchange_rows_of(Tensor(a!)[] storages, Tensor[] rows, Tensor(b!)[] values, int[] offsets, "
+      "int[] strides) -> ()");
   m.def("touch_rows(Tensor storage, Tensor rows, int width, int offset, int stride) -> ()");
+  m.def(
+      "touch_rows_of(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
+      "int[] strides) -> ()");
   m.def(
       "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "
       "Tensor[] list_values, Tensor[] list_weights, Tensor[] list_starts, Tensor[] list_lengths, "

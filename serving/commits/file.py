@@ -10,7 +10,7 @@ import errno
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -81,11 +81,13 @@ class ReadCommit:
         commit: what it says of itself.
         sha256: `unsigned_sha256` of its ``commit.json``.
         contents: its other records, by name.
+        last_rows: what `last_row` says of records of rows' numbers, of those that were looked at already.
     """
 
     commit: Commit
     sha256: str
     contents: Mapping[str, Bytes]
+    last_rows: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def golden(self) -> bytes:
@@ -118,28 +120,50 @@ class ReadCommit:
         """
         self.commit.check_fits(sizes)
         for place, patch in enumerate(self.commit.patches):
-            rows = self.rows(patch)
-            if rows is None:
+            if not patch.rows:
                 continue
-            if not bool((rows[1:] > rows[:-1]).all()):
+            name = patch.rows
+            last = self.last_rows[name] if name in self.last_rows else last_row(self.contents[name])
+            if last is None:
                 raise ValueError(f"commit.patches[{place}]: the rows' numbers do not ascend")
-            end = patch.offset + int(rows[-1]) * patch.stride + patch.width
+            end = patch.offset + last * patch.stride + patch.width
             if end > sizes[patch.record]:
                 raise ValueError(
-                    f"commit.patches[{place}]: row {int(rows[-1])} reaches past the "
+                    f"commit.patches[{place}]: row {last} reaches past the "
                     f"{sizes[patch.record]} bytes of {patch.record!r}"
                 )
 
 
-def read_commit(path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = None) -> ReadCommit:
-    """Read a commit and compare every byte.
+def last_row(content: Bytes) -> int | None:
+    """The last of rows' numbers, as a commit's record has them; None: they do not ascend."""
+    rows = content.view("<u4")
+    return int(rows[-1]) if bool((rows[1:] > rows[:-1]).all()) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedCommit:
+    """A commit of which nothing but ``commit.json`` was read.
+
+    Attributes:
+        records: the file's.
+        commit: what it says of itself.
+        sha256: `unsigned_sha256` of its ``commit.json``.
+    """
+
+    records: CommitRecords
+    commit: Commit
+    sha256: str
+
+
+def open_commit(path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = None) -> OpenedCommit:
+    """Read what a commit says of itself; its other records are not looked at.
 
     Args:
         path: its file.
         trusted_keys: the public keys of which one must have signed it; None: signatures are not looked at.
 
     Raises:
-        CommitError: the file is missing, damaged or changed, of another format, or not signed as asked.
+        CommitError: see `read_commit`.
     """
     records = CommitRecords(path)
     content = records.last_bytes()
@@ -160,16 +184,30 @@ def read_commit(path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = No
             )
         except SignatureError as error:
             raise CommitError(path, str(error), "unsigned") from error
+    return OpenedCommit(
+        records=records, commit=commit, sha256=unsigned_sha256(content, COMMIT_RECORD)
+    )
+
+
+def read_commit(path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = None) -> ReadCommit:
+    """Read a commit and compare every byte.
+
+    Args:
+        path: its file.
+        trusted_keys: the public keys of which one must have signed it; None: signatures are not looked at.
+
+    Raises:
+        CommitError: the file is missing, damaged or changed, of another format, or not signed as asked.
+    """
+    opened = open_commit(path, trusted_keys)
     contents: dict[str, Bytes] = {}
 
     def into(entry: Any) -> memoryview:
         contents[entry.name] = _own_memory(entry.bytes)
         return contents[entry.name].data
 
-    records.check(commit.records, into=into)
-    return ReadCommit(
-        commit=commit, sha256=unsigned_sha256(content, COMMIT_RECORD), contents=contents
-    )
+    opened.records.check(opened.commit.records, into=into)
+    return ReadCommit(commit=opened.commit, sha256=opened.sha256, contents=contents)
 
 
 def write_commit(

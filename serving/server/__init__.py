@@ -21,6 +21,8 @@ The folders are the request's way through the program; cpp_server/src has the sa
       workers          inference threads: merge -> forward (Runner) -> split
       merger           many jagged requests -> one feature-major batch, in memory used again
     model/         loaded packages, served models, and the registry that finds them by name
+    follow/        commits of a version's log: read by a process of its own (commit_reader), put in between
+                   passes (followed_model)
     metrics/       what is counted, and the page that shows it
     server         the life of it all: ports, loading, readiness, drain
     supervisor     several processes that are one server: ports, loading, forking, replacing, drain

@@ -87,3 +87,61 @@ def test_it_refuses_what_lies_outside(rows, offset, stride, said):
     with pytest.raises(RuntimeError, match=said):
         torch.ops.tessera.touch_rows(storage, torch.tensor(rows), 4, offset, stride)
     assert torch.equal(storage, before)
+
+
+def several(generator):
+    """Patches of two storages: one has two, of which the second overlaps the first; the rows' numbers are of both types."""
+    first, rows, values = drawn(
+        generator, rows=60, width=20, stride=24, offset=8, count=30, spare=40
+    )
+    second, others, wide = drawn(generator, rows=9, width=300, stride=300, offset=0, count=4)
+    again = torch.arange(0, 60, 3, dtype=torch.int32)
+    overlapping = torch.randint(0, 256, (20, 24), dtype=torch.uint8, generator=generator)
+    return (
+        [first, second, first],
+        [rows, others.int(), again],
+        [values, wide, overlapping],
+        [8, 0, 4],
+        [24, 300, 24],
+    )
+
+
+def copied(patches):
+    storages, rows, values, offsets, strides = patches
+    first, second = storages[0].clone(), storages[1].clone()
+    return [first, second, first], rows, [one.clone() for one in values], offsets, strides
+
+
+def test_many_patches_are_exchanged_in_their_order_in_one_call():
+    patches = several(torch.Generator().manual_seed(7))
+    before, expected = copied(patches), copied(patches)
+    reference.exchange_rows_of(*expected)
+    torch.ops.tessera.touch_rows_of(*patches)
+    for found, kept in zip(patches[0] + patches[2], before[0] + before[2], strict=True):
+        assert torch.equal(found, kept)
+    torch.ops.tessera.exchange_rows_of(*patches)
+    for found, right in zip(patches[0] + patches[2], expected[0] + expected[2], strict=True):
+        assert torch.equal(found, right)
+    torch.ops.tessera.exchange_rows_of(*(one[::-1] for one in patches))  # the last is undone first
+    for found, kept in zip(patches[0] + patches[2], before[0] + before[2], strict=True):
+        assert torch.equal(found, kept)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_patch_that_lies_outside_leaves_all_as_they_were(place):
+    patches = several(torch.Generator().manual_seed(8))
+    before = copied(patches)
+    patches[1][place] = patches[1][place] + 1000
+    for operator in (torch.ops.tessera.exchange_rows_of, torch.ops.tessera.touch_rows_of):
+        with pytest.raises(RuntimeError, match="expected more than"):
+            operator(*patches)
+        with pytest.raises(RuntimeError, match="3 storages, 2 rows"):
+            operator(patches[0], patches[1][:2], *patches[2:])
+    for found, kept in zip(patches[0] + patches[2], before[0] + before[2], strict=True):
+        assert torch.equal(found, kept)
+
+
+def test_rows_of_another_type_are_refused():
+    storage, values = torch.arange(16, dtype=torch.uint8), torch.zeros(2, 4, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="int64 or int32"):
+        torch.ops.tessera.exchange_rows(storage, torch.tensor([0.0, 1.0]), values, 0, 4)

@@ -191,7 +191,7 @@ def test_what_undoes_a_commit_takes_no_more_than_its_file_and_brings_every_byte_
     undo.exchanges[0].run()
     assert torch.equal(memory, before)
     stored = rows.int()
-    beside = dataclasses.replace(exchange, stored_rows=stored)
+    beside = dataclasses.replace(exchange, rows=stored)
     assert beside.compact().rows is stored
     far = Exchange(memory=memory, rows=rows + 2**31, values=values, offset=0, stride=68)
     assert torch.equal(far.compact().rows, far.rows)

@@ -7,6 +7,7 @@
 
 #include "common/flags.h"
 #include "common/out_of_memory.h"
+#include "common/pace.h"
 #include "common/stand_aside.h"
 #include "common/text.h"
 #include "follow/fence.h"
@@ -172,8 +173,13 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
     throw CommitError(why->reason, why->message);
   }
   const Weights& weights = *model_.runner.weights();
-  Staged staged{
-      .commit = file.read(weights, [this] { go_on(); }), .patches = nullptr, .golden = {}};
+  Pace pace;
+  // Before it answers there is nobody to make room for.
+  const std::function<void()> between = [this, &pace, answers = shown_] {
+    go_on();
+    if (answers) pace.rest();
+  };
+  Staged staged{.commit = file.read(weights, between), .patches = nullptr, .golden = {}};
   if (options_.verify_golden) {
     try {
       staged.golden.emplace(staged.commit.golden, model_.schema);
@@ -182,12 +188,15 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
     }
   }
   staged.patches = model_.runner.weights()->stage(std::move(staged.commit.patches));
-  staged.patches->prepare();
+  staged.patches->prepare(between);
   return staged;
 }
 
 Duration FollowedVersion::write(Staged& staged) {
   session_->begin_thread(1);
+  // While it was staged the rows were touched at the pace of a thread that stands back, and others
+  // may have taken their room in the caches since.
+  staged.patches->prepare();
   const ExclusiveHold hold(model_.commits.lock);
   const TimePoint begin = clock_.now();
   staged.patches->swap();

@@ -9,6 +9,9 @@
 namespace tessera {
 namespace {
 
+// Rows that are touched between two pauses.
+constexpr std::size_t kRowsAtOnce = 1024;
+
 struct Piece {
   std::span<std::byte> place;  // the whole record
   Patch patch;
@@ -27,11 +30,16 @@ class StagedOnHost final : public StagedPatches {
  public:
   explicit StagedOnHost(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
 
-  void prepare() override {
+  using StagedPatches::prepare;
+  void prepare(const std::function<void()>& between) override {
     for (const Piece& piece : pieces_) {
-      const PatchInfo& info = piece.patch.info;
-      touch_rows_at(static_cast<std::size_t>(info.count), static_cast<std::size_t>(info.width),
-                    rows_of(piece));
+      const auto count = static_cast<std::size_t>(piece.patch.info.count);
+      for (std::size_t done = 0; done < count; done += kRowsAtOnce) {
+        touch_rows_at(std::min(kRowsAtOnce, count - done),
+                      static_cast<std::size_t>(piece.patch.info.width),
+                      [row_at = rows_of(piece), done](std::size_t i) { return row_at(done + i); });
+        between();
+      }
     }
   }
 

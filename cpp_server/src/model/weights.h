@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,8 +32,12 @@ class StagedPatches {
  public:
   virtual ~StagedPatches() = default;
 
-  // Does beside serving what would make the first swap take longer, where there is such a thing.
-  virtual void prepare() {}
+  // Does beside serving what would make the next swap take longer, where there is such a thing.
+  // `between` is called between pieces of some 100 microseconds; what it throws ends that.
+  virtual void prepare(const std::function<void()>& between) { (void)between; }
+  void prepare() {
+    prepare([] {});
+  }
 
   // Exchanges the staged bytes with the stored ones. So a second call undoes the first. Throws
   // where there is no memory for that, and has changed nothing then.

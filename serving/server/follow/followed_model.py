@@ -10,19 +10,27 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tessera.kernels.ops import load as load_operators
 from tessera.serving.commits.file import CommitError, ReadCommit
+from tessera.serving.package.commit import Patch
 from tessera.serving.package.golden import GoldenMismatchError, compare_golden, read_golden
+from tessera.serving.package.pace import Pace
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.torchscript import last_line
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.batching.workers import is_out_of_memory
 
 _LARGEST_INT32 = torch.iinfo(torch.int32).max
+
+_TOUCHED_AT_ONCE = 1024
+"""Rows or pages that are touched before a pause: they take some 100 to 500 microseconds."""
+
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +43,6 @@ class Exchange:
         values: ``[count, width]`` uint8, on the same device.
         offset: where row 0 begins.
         stride: bytes from one row to the next.
-        stored_rows: ``rows`` in four bytes each where they lie beside ``values`` in memory anyway; None: nowhere.
     """
 
     memory: Tensor
@@ -43,31 +50,43 @@ class Exchange:
     values: Tensor
     offset: int
     stride: int
-    stored_rows: Tensor | None = None
 
     def run(self) -> None:
         """Exchange them; running it again undoes it."""
-        rows = self.rows.long()
-        if self.memory.device.type == "cpu":
+        if self.on_host:
             torch.ops.tessera.exchange_rows(
-                self.memory, rows, self.values, self.offset, self.stride
+                self.memory, self.rows, self.values, self.offset, self.stride
             )
         else:
+            rows = self.rows.long()
             exchange_by_index(self.memory, rows, self.values, self.offset, self.stride)
 
-    def prepare(self) -> None:
-        """Do beside serving what would make the first `run` take longer: faults of pages that nobody wrote to lately."""
-        if self.memory.device.type == "cpu" and self.rows.numel():
-            width = self.values.shape[1]
-            torch.ops.tessera.touch_rows(
-                self.memory, self.rows.long(), width, self.offset, self.stride
-            )
+    @property
+    def on_host(self) -> bool:
+        """Whether the operators for the CPU do it."""
+        return self.memory.device.type == "cpu"
+
+    def prepare(self, pace: Pace | None) -> None:
+        """Do beside serving what would make the first `run` take longer: faults of pages that nobody wrote to lately.
+
+        Args:
+            pace: that of the thread; None: it does not pause.
+        """
+        if not self.on_host:
+            return
+        width = self.values.shape[1]
+        _touch(self.memory, self.rows, width, self.offset, self.stride, pace=pace)
+        # Memory that another process has filled has no pages in this one yet.
+        pages = torch.arange(-(-self.values.nbytes // _PAGE_BYTES))
+        _touch(self.values.view(-1), pages, 1, 0, _PAGE_BYTES, pace=pace)
 
     def compact(self) -> Exchange:
         """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
-        if self.stored_rows is not None:
-            return replace(self, rows=self.stored_rows, stored_rows=None)
-        if not self.rows.numel() or int(self.rows[-1]) > _LARGEST_INT32:
+        if (
+            self.rows.dtype == torch.int32
+            or not self.rows.numel()
+            or int(self.rows[-1]) > _LARGEST_INT32
+        ):
             return self
         return replace(self, rows=self.rows.int())
 
@@ -75,6 +94,17 @@ class Exchange:
     def bytes(self) -> int:
         """What the rows and their numbers take."""
         return self.values.nbytes + self.rows.nbytes
+
+
+def _touch(
+    memory: Tensor, rows: Tensor, width: int, offset: int, stride: int, *, pace: Pace | None
+) -> None:
+    """``touch_rows``, some rows at a time."""
+    for begin in range(0, rows.numel(), _TOUCHED_AT_ONCE):
+        some = rows[begin : begin + _TOUCHED_AT_ONCE]
+        torch.ops.tessera.touch_rows(memory, some, width, offset, stride)
+        if pace is not None:
+            pace.rest()
 
 
 def exchange_by_index(
@@ -88,6 +118,43 @@ def exchange_by_index(
     kept = table.index_select(0, rows)
     table.index_copy_(0, rows, values)
     values.copy_(kept)
+
+
+def exchange_all(exchanges: Sequence[Exchange]) -> None:
+    """Run all in their order, or none; those of the CPU in one call, which gives the interpreter's lock away once."""
+    host = [one for one in exchanges if one.on_host]
+    done: list[Exchange] = []
+    if host:
+        torch.ops.tessera.exchange_rows_of(*_arguments(host))
+    try:
+        for one in exchanges:
+            if not one.on_host:
+                one.run()
+                done.append(one)
+    except BaseException:
+        for one in reversed(done):
+            one.run()
+        if host:
+            torch.ops.tessera.exchange_rows_of(*_arguments(host[::-1]))
+        raise
+
+
+def bring_near(exchanges: Sequence[Exchange]) -> None:
+    """Have the rows that are exchanged next in the caches, beside those who read them."""
+    host = [one for one in exchanges if one.on_host]
+    if host:
+        torch.ops.tessera.touch_rows_of(*_arguments(host))
+
+
+def _arguments(exchanges: Sequence[Exchange]) -> tuple[list[Any], ...]:
+    """The arguments of ``exchange_rows_of`` and ``touch_rows_of``."""
+    return (
+        [one.memory for one in exchanges],
+        [one.rows for one in exchanges],
+        [one.values for one in exchanges],
+        [one.offset for one in exchanges],
+        [one.stride for one in exchanges],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +227,13 @@ class FollowedModel:
         self._sizes = sizes
         self._verify_golden = verify_golden
 
-    def stage(self, path: Path, read: ReadCommit) -> StagedCommit:
+    def stage(self, path: Path, read: ReadCommit, pace: Pace | None = None) -> StagedCommit:
         """Everything that can be done beside serving; ``read``'s memory belongs to what is returned.
 
         Args:
             path: the commit's file, for messages.
             read: what is in it.
+            pace: that of the thread, where others are answered meanwhile; None: it does not pause.
 
         Raises:
             CommitError: its patches do not fit the package, or its golden answers cannot be read.
@@ -179,9 +247,6 @@ class FollowedModel:
             raise CommitError(path, str(error), "schema") from error
         exchanges: list[Exchange] = []
         for patch in read.commit.patches:
-            numbers = read.rows(patch)
-            rows = torch.arange(patch.count) if numbers is None else torch.from_numpy(numbers)
-            stored = read.stored_rows(patch)
             values = torch.from_numpy(read.new_bytes(patch))
             for number, place in enumerate(self._places(path, patch.record)):
                 # Each place exchanges memory of its own.
@@ -189,17 +254,14 @@ class FollowedModel:
                 exchanges.append(
                     Exchange(
                         memory=place,
-                        rows=rows.to(place.device),
+                        rows=_rows(read, patch, place.device),
                         values=own.to(place.device),
                         offset=patch.offset,
                         stride=patch.stride,
-                        stored_rows=torch.from_numpy(stored)
-                        if stored is not None and place.device.type == "cpu"
-                        else None,
                     )
                 )
         for exchange in exchanges:
-            exchange.prepare()
+            exchange.prepare(pace)
         return StagedCommit(path=path, read=read, exchanges=exchanges, golden=golden)
 
     def _places(self, path: Path, record: str) -> list[Tensor]:
@@ -221,16 +283,14 @@ class FollowedModel:
             MemoryError: there is no memory to compute them.
         """
         read = staged.read
+        bring_near(staged.exchanges)
         with self.lock.exclusive():
             begin = time.perf_counter()
-            done: list[Exchange] = []
+            exchange_all(staged.exchanges)
             try:
-                for exchange in staged.exchanges:
-                    exchange.run()
-                    done.append(exchange)
                 self._compare(staged)
             except BaseException:
-                _run_back(done)
+                exchange_all(staged.exchanges[::-1])
                 raise
             self.lock.commit = read.commit.number
             return time.perf_counter() - begin
@@ -256,10 +316,15 @@ class FollowedModel:
         """Undo commits, the newest first, together; the state is then that of ``commit``."""
         with self.lock.exclusive():
             for record in undone:
-                _run_back(record.exchanges)
+                exchange_all(record.exchanges[::-1])
             self.lock.commit = commit
 
 
-def _run_back(exchanges: Sequence[Exchange]) -> None:
-    for exchange in reversed(exchanges):
-        exchange.run()
+def _rows(read: ReadCommit, patch: Patch, device: torch.device) -> Tensor:
+    """A patch's rows on ``device``: on the CPU in the commit's own memory, where that has them."""
+    stored = read.stored_rows(patch)
+    if stored is not None and device.type == "cpu":
+        return torch.from_numpy(stored)
+    numbers = read.rows(patch)
+    rows = torch.arange(patch.count) if numbers is None else torch.from_numpy(numbers)
+    return rows.to(device)

@@ -27,6 +27,8 @@ from tessera.serving.commits.chain import (
 from tessera.serving.commits.fence import read_fence
 from tessera.serving.commits.file import CommitError, read_commit
 from tessera.serving.package.archive import file_identity
+from tessera.serving.package.pace import Pace
+from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel, StagedCommit, UndoRecord
 from tessera.serving.server.follow.log_listing import LogListing
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
@@ -136,8 +138,10 @@ class VersionLog:
         followed: the model in memory.
         trusted_keys: one of which must have signed a commit; None: signatures are not looked at.
         undo: what goes back draws on.
+        reader: reads the files of commits; None: they are read in this process.
 
     Attributes:
+        beside_others: whether the version answers meanwhile, for which reading and staging pause.
         refused: what stopped it; None: nothing does.
         shown: what others see of it, from any thread.
     """
@@ -151,12 +155,15 @@ class VersionLog:
         followed: FollowedModel,
         trusted_keys: Sequence[Ed25519PublicKey] | None,
         undo: UndoMemory,
+        reader: CommitReader | None = None,
     ) -> None:
         self.model = model
         self.version = version
         self.folder = folder / LOG_FOLDER
         self.followed = followed
         self.refused: Refusal | None = None
+        self.beside_others = False
+        self._reader = reader
         self._trusted_keys = trusted_keys
         self._undo = undo
         self._records = UndoRecords()
@@ -287,11 +294,14 @@ class VersionLog:
         if size > MAX_COMMIT_FILE_BYTES:
             words = f"has {size} bytes, the limit is {MAX_COMMIT_FILE_BYTES}"
             raise CommitError(path, words, "memory")
-        read = read_commit(path, self._trusted_keys)
+        if self._reader is None:
+            read = read_commit(path, self._trusted_keys)
+        else:
+            read = self._reader.read(path, paced=self.beside_others)
         found = refusal(read.commit, read.sha256, named=number, state=self._state(), fence=fence)
         if found is not None:
             raise CommitError(path, found[1], found[0])
-        return self.followed.stage(path, read)
+        return self.followed.stage(path, read, Pace() if self.beside_others else None)
 
     def _state(self) -> LogState:
         return LogState(

@@ -3,6 +3,7 @@
 A process that is forked before the server has any thread waits for jobs.  For each it forks another one, which
 reads the package, compares its hashes and runs the model for the first time, standing aside for others.  A model that
 never ends, or ends its process, ends that one.  What was compared is handed over in memory (`CheckedContents`).
+The process that reads commits (`CommitReader`) is forked there as well.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tessera.serving.package.opening import LARGE_BYTES
 from tessera.serving.package.pace import Pace, stand_aside
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.time_limit import TimeLimit, limited
+from tessera.serving.server.follow.commit_reader import CommitReader, answer_reads
 from tessera.serving.server.forked import fork
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class PackageChecker:
 
         self._lock = threading.Lock()
         self._jobs = ours
+        self._trusted_keys = options.trusted_keys
         # The next one starts with what this process has by now; its pages are shared as long as neither writes.
         gc.freeze()
         self.pid = fork(body, at_parents_end=signal.SIGKILL)
@@ -77,21 +80,29 @@ class PackageChecker:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
 
+    def _ask(self, **order: object) -> socket.socket:
+        """The channel to a new process that does ``order``; raises `OSError` where there is none to be had."""
+        ours, theirs = _channel()
+        try:
+            with theirs, self._lock:
+                socket.send_fds(self._jobs, [json.dumps(order).encode()], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        return ours
+
     @contextlib.contextmanager
     def _job(self, kind: str, path: Path, *, beside_others: bool) -> Any:
-        ours, theirs = _channel()
+        try:
+            ours = self._ask(kind=kind, path=str(path), beside=beside_others)
+        except OSError as error:
+            raise PackageError(path, "cannot be checked: the process for it has ended") from error
         with ours:
-            with theirs, self._lock:
-                order = json.dumps(
-                    {"kind": kind, "path": str(path), "beside": beside_others}
-                ).encode()
-                try:
-                    socket.send_fds(self._jobs, [order], [theirs.fileno()])
-                except OSError as error:
-                    raise PackageError(
-                        path, "cannot be checked: the process for it has ended"
-                    ) from error
             yield ours
+
+    def commit_reader(self) -> CommitReader:
+        """Reads commits in a process that is started with the first one."""
+        return CommitReader(lambda: self._ask(kind="commits"), self._trusted_keys)
 
     @contextlib.contextmanager
     def check(self, path: Path, progress: Callable[[int], None], *, beside_others: bool) -> Any:
@@ -158,7 +169,15 @@ def _wait_for_jobs(jobs: socket.socket, options: CheckOptions) -> int:
             return 0
         with socket.socket(fileno=descriptors[0]) as channel:
             job = json.loads(order)
-            fork(functools.partial(_run, job, channel, options), at_parents_end=signal.SIGKILL)
+            body = functools.partial(_run, job, channel, options)
+            if job["kind"] == "commits":
+                body = functools.partial(_read_commits, jobs, channel, options)
+            fork(body, at_parents_end=signal.SIGKILL)
+
+
+def _read_commits(jobs: socket.socket, channel: socket.socket, options: CheckOptions) -> int:
+    jobs.close()  # a server whose process for jobs has ended is to see that
+    return answer_reads(channel, options.trusted_keys)
 
 
 def _run(job: dict[str, Any], channel: socket.socket, options: CheckOptions) -> int:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel
 from tessera.serving.server.follow.follower import Follower, steps
 from tessera.serving.server.follow.undo_memory import UndoMemory
@@ -29,6 +31,7 @@ class Following:
 
     Args:
         config: how they are followed.
+        reader: reads the files of commits; None: they are read in this process.
         metrics: shows what is done.
         log: where it is told.
         changed: called when a log's version has another state, or is stopped by something else.
@@ -39,6 +42,7 @@ class Following:
         self,
         *,
         config: ServerConfig,
+        reader: CommitReader | None,
         metrics: FollowMetrics,
         log: Any,
         changed: Callable[[], None],
@@ -48,6 +52,7 @@ class Following:
         self._log = log
         self._changed = changed
         self._reload = reload
+        self._reader = reader
         self._keys = PackageLoader.of(config).trusted_keys
         self._undo = UndoMemory(config.rollback_bytes)
         self._loop = asyncio.get_running_loop()
@@ -69,6 +74,7 @@ class Following:
             followed=followed,
             trusted_keys=self._keys,
             undo=self._undo,
+            reader=self._reader,
         )
         return log, at_priority(STAGING_NICENESS, lambda: list(steps(log, lambda work: work())))
 
@@ -77,6 +83,7 @@ class Following:
         self._metrics.follow(log.model, str(log.version))
         for step in replayed:
             self._told(log, step)
+        log.beside_others = True
         self._follower.add(log)
 
     def end(self, log: VersionLog) -> None:
@@ -90,6 +97,9 @@ class Following:
     def close(self) -> None:
         """Follow nothing any more."""
         self._follower.close()
+        if self._reader is not None:
+            # A commit that is being read is waited for, and this is the event loop's thread.
+            threading.Thread(target=self._reader.close, name="reader's end", daemon=True).start()
 
     def _tell(self, log: VersionLog, step: Step) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed without waiting

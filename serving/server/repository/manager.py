@@ -239,6 +239,7 @@ class RepositoryManager:
     def _follow(self) -> Following:
         return Following(
             config=self._config,
+            reader=self._loader.commit_reader(),
             metrics=self._metrics.versions.follow,
             log=self._log,
             changed=self._tell_changed,

@@ -21,6 +21,7 @@ from tessera.serving.package.pace import ASIDE_NICENESS, Pace
 from tessera.serving.package.signed_record import unsigned_sha256
 from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel
 from tessera.serving.server.model.loader import LoadedModel, PackageLoader, loaded_model
 from tessera.serving.server.repository.checker import CheckOptions, PackageChecker
@@ -48,6 +49,10 @@ class VersionLoader(Protocol):
 
     def release(self) -> None:
         """A model that was loaded is used no more, and nobody refers to it."""
+        ...
+
+    def commit_reader(self) -> CommitReader | None:
+        """What reads commits for the loaded models; None: they are read in this process."""
         ...
 
 
@@ -152,6 +157,10 @@ class PackageVersionLoader:
         """Give the system what malloc has left of a model; its tables have gone already."""
         with contextlib.suppress(AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)
+
+    def commit_reader(self) -> CommitReader | None:
+        """See `VersionLoader.commit_reader`."""
+        return None if self._checker is None else self._checker.commit_reader()
 
 
 def check_options(config: ServerConfig) -> CheckOptions:
