@@ -7,6 +7,7 @@ tick, and one that waits for a CPU while it holds the interpreter's lock lets al
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -43,16 +44,24 @@ def pause_behind(used: float, passed: float, share: float) -> float:
 
 
 class Pace:
-    """The pauses of one thread."""
+    """The pauses of one thread.
 
-    def __init__(self) -> None:
+    Args:
+        for_s: seconds after which there are no more.
+    """
+
+    def __init__(self, for_s: float = math.inf) -> None:
         self._share = aside_share(usable_cpus())
+        self._until = time.monotonic() + for_s
         self._last = time.monotonic()
         self._used = time.thread_time()
 
     def rest(self) -> None:
         """Sleep until the thread has used `aside_share` of the time since the last pause; to be called between pieces."""
-        used, passed = time.thread_time() - self._used, time.monotonic() - self._last
+        now = time.monotonic()
+        if now >= self._until:
+            return
+        used, passed = time.thread_time() - self._used, now - self._last
         pause = pause_behind(used, passed, self._share)
         # Time that has passed without a CPU does not count later.
         if not pause and passed < used + _MOST_S:

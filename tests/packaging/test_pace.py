@@ -42,6 +42,20 @@ def test_work_pauses(monkeypatch):
     assert 0 < pauses[0] <= 0.05
 
 
+def test_pauses_have_an_end(monkeypatch):
+    pauses, seconds = [], [100.0]
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    used = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: used[0])
+    pace = Pace(0.5)
+    for at in (100.1, 100.49, 100.5, 200.0):
+        used[0] += 1.0
+        seconds[0] = at
+        pace.rest()
+    assert len(pauses) == 2
+
+
 def test_a_thread_stands_aside_and_no_other_does():
     found = []
 

@@ -78,14 +78,14 @@ def open_descriptors():
 
 
 @pytest.mark.parametrize("mapped_bytes", [1, 1 << 30])
-@pytest.mark.parametrize("paced", [False, True])
-def test_the_other_process_reads_the_same(commit, monkeypatch, mapped_bytes, paced):
+@pytest.mark.parametrize("pause_s", [0.0, 1.0])
+def test_the_other_process_reads_the_same(commit, monkeypatch, mapped_bytes, pause_s):
     monkeypatch.setattr(commit_reader, "_MAPPED_BYTES", mapped_bytes)
     processes = Processes()
     reader = CommitReader(processes.start, None)
-    found = reader.read(commit, paced=paced)
+    found = reader.read(commit, pause_s=pause_s)
     descriptors = open_descriptors()
-    more = [reader.read(commit, paced=paced) for _ in range(3)]
+    more = [reader.read(commit, pause_s=pause_s) for _ in range(3)]
     assert open_descriptors() == descriptors  # what is held takes none
     reader.close()
     assert processes.ends() == [0]
@@ -114,14 +114,14 @@ def test_what_is_refused_is_refused_in_the_same_words(commit, tmp_path):
         with pytest.raises(CommitError) as expected:
             read_commit(path)
         with pytest.raises(CommitError) as found:
-            reader.read(path, paced=False)
+            reader.read(path)
         assert str(found.value) == str(expected.value)
         assert found.value.refusal == expected.value.refusal
     path.unlink()
     with pytest.raises(CommitError, match="cannot be read: No such file") as missing:
-        reader.read(path, paced=False)
+        reader.read(path)
     assert isinstance(missing.value.__cause__, FileNotFoundError)  # is tried again
-    same(reader.read(commit, paced=False), read_commit(commit))
+    same(reader.read(commit), read_commit(commit))
     reader.close()
     assert processes.ends() == [0]
 
@@ -132,7 +132,7 @@ def test_a_commit_without_a_trusted_signature_is_refused_there(commit, tmp_path)
     processes = Processes(keys)
     reader = CommitReader(processes.start, keys)
     with pytest.raises(CommitError) as failure:
-        reader.read(commit, paced=False)
+        reader.read(commit)
     assert failure.value.refusal == "unsigned"
     reader.close()
     assert processes.ends() == [0]
@@ -141,10 +141,10 @@ def test_a_commit_without_a_trusted_signature_is_refused_there(commit, tmp_path)
 def test_another_process_takes_the_place_of_one_that_died(commit):
     processes = Processes(dying=1)
     reader = CommitReader(processes.start, None)
-    same(reader.read(commit, paced=False), read_commit(commit))  # one died while it read
+    same(reader.read(commit), read_commit(commit))  # one died while it read
     os.kill(processes.pids[1], signal.SIGKILL)
     os.waitid(os.P_PID, processes.pids[1], os.WEXITED | os.WNOWAIT)
-    same(reader.read(commit, paced=False), read_commit(commit))  # and one before it was asked
+    same(reader.read(commit), read_commit(commit))  # and one before it was asked
     reader.close()
     assert processes.ends() == [-signal.SIGKILL, -signal.SIGKILL, 0]
 
@@ -153,8 +153,8 @@ def test_a_file_that_ends_each_process_is_left_for_later(commit):
     processes = Processes(dying=2)
     reader = CommitReader(processes.start, None)
     with pytest.raises(MemoryError, match="ended each time"):
-        reader.read(commit, paced=False)
-    same(reader.read(commit, paced=False), read_commit(commit))
+        reader.read(commit)
+    same(reader.read(commit), read_commit(commit))
     reader.close()
     assert processes.ends() == [-signal.SIGKILL, -signal.SIGKILL, 0]
 
@@ -165,9 +165,9 @@ def test_where_no_process_is_to_be_had_this_one_reads(commit, tmp_path):
 
     reader = CommitReader(none, None)
     expected = read_commit(commit)
-    assert reader.read(commit, paced=True).commit == expected.commit
+    assert reader.read(commit, pause_s=1.0).commit == expected.commit
     generate_keys(tmp_path / "key.pem", tmp_path / "public.pem")
     with pytest.raises(CommitError) as failure:
-        CommitReader(none, [read_public_key(tmp_path / "public.pem")]).read(commit, paced=False)
+        CommitReader(none, [read_public_key(tmp_path / "public.pem")]).read(commit)
     assert failure.value.refusal == "unsigned"
     reader.close()

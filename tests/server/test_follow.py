@@ -156,6 +156,39 @@ def test_a_file_that_could_not_be_read_is_read_again(tmp_path, monkeypatch, caus
     assert len(reads) == (2 if again else 1)
 
 
+@pytest.mark.parametrize(
+    ("age_s", "beside_others", "paused_s"),
+    [(0.0, True, 0.5), (0.3, True, 0.2), (0.7, True, 0.0), (-90.0, True, 0.5), (0.0, False, 0.0)],
+)
+def test_a_commit_that_is_late_is_read_without_pauses(
+    tmp_path, monkeypatch, age_s, beside_others, paused_s
+):
+    asked = []
+
+    class Reader:
+        def read(self, path, *, pause_s):
+            asked.append(pause_s)
+            raise CommitError(path, "is no commit")
+
+    (tmp_path / "log").mkdir()
+    commit = tmp_path / "log" / "00000001.commit"
+    commit.touch()
+    named_s = commit.stat().st_ctime
+    monkeypatch.setattr(version_log.time, "time", lambda: named_s + age_s)
+    followed = version_log.VersionLog(
+        model="m",
+        version=1,
+        folder=tmp_path,
+        followed=SimpleNamespace(base="b"),
+        trusted_keys=None,
+        undo=UndoMemory(100),
+        reader=Reader(),
+    )
+    followed.beside_others = beside_others
+    followed.step()
+    assert asked == [pytest.approx(paused_s, abs=1e-6)]
+
+
 def test_a_model_without_memory_for_its_golden_answers_refuses_the_commit_for_a_while():
     """A bad answer is the commit's fault, want of memory is not."""
 

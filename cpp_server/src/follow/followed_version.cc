@@ -1,6 +1,9 @@
 #include "follow/followed_version.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <new>
 #include <utility>
@@ -20,6 +23,21 @@ namespace {
 constexpr Duration kAgainPatience = std::chrono::seconds(5);
 // How long a version waits to be loaded again before it asks once more.
 constexpr Duration kReloadPatience = std::chrono::seconds(30);
+
+// A commit is read and staged with pauses until its file has had its name for so long: one that is
+// late is not made later.
+constexpr Duration kPauses = std::chrono::milliseconds(500);
+
+// What is left of that for the file at `path`. A clock that was wrong when the file got its name
+// makes it none, or all.
+Duration pauses_left(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return Duration::zero();
+  const auto named = std::chrono::seconds(status.st_ctim.tv_sec) +
+                     std::chrono::nanoseconds(status.st_ctim.tv_nsec);
+  const auto age = std::chrono::system_clock::now().time_since_epoch() - named;
+  return std::clamp<Duration>(kPauses - age, Duration::zero(), kPauses);
+}
 
 // All of them, in their order, or none.
 void swap_all(const std::vector<std::shared_ptr<StagedPatches>>& all) {
@@ -168,16 +186,18 @@ void FollowedVersion::go_on() const {
 }
 
 FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence& fence) const {
-  const CommitFile file(text(log_folder_, "/", commit_name(number)), options_.trusted);
+  const std::string path = text(log_folder_, "/", commit_name(number));
+  const CommitFile file(path, options_.trusted);
   if (const auto why = refusal(file.info(), file.sha256(), number, log_state(), fence)) {
     throw CommitError(why->reason, why->message);
   }
   const Weights& weights = *model_.runner.weights();
   Pace pace;
   // Before it answers there is nobody to make room for.
-  const std::function<void()> between = [this, &pace, answers = shown_] {
+  const TimePoint until = clock_.now() + (shown_ ? pauses_left(path) : Duration::zero());
+  const std::function<void()> between = [this, &pace, until] {
     go_on();
-    if (answers) pace.rest();
+    if (clock_.now() < until) pace.rest();
   };
   Staged staged{.commit = file.read(weights, between), .patches = nullptr, .golden = {}};
   if (options_.verify_golden) {

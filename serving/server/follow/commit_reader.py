@@ -69,18 +69,18 @@ class CommitReader:
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
 
-    def read(self, path: Path, *, paced: bool) -> ReadCommit:
+    def read(self, path: Path, *, pause_s: float = 0.0) -> ReadCommit:
         """As `read_commit`; blocks.
 
         Args:
             path: the commit's file.
-            paced: whether others are answered meanwhile, for which the reading pauses.
+            pause_s: for so long the reading pauses for others that are answered meanwhile.
 
         Raises:
             CommitError: see `read_commit`.
             MemoryError: there is none for it, or the process that reads it is ended again and again.
         """
-        order = json.dumps({"path": str(path), "paced": paced}).encode()
+        order = json.dumps({"path": str(path), "pause_s": pause_s}).encode()
         for _ in range(2):  # it may have died long ago, and of something else
             try:
                 with self._lock:
@@ -172,7 +172,7 @@ def answer_reads(channel: socket.socket, trusted_keys: Sequence[Ed25519PublicKey
     while order := channel.recv(_MESSAGE_BYTES):
         job = json.loads(order)
         try:
-            _read(channel, Path(job["path"]), trusted_keys, Pace() if job["paced"] else None)
+            _read(channel, Path(job["path"]), trusted_keys, Pace(job["pause_s"]))
         except CommitError as error:
             cause = error.__cause__
             refused = {
@@ -194,7 +194,7 @@ def _read(
     channel: socket.socket,
     path: Path,
     trusted_keys: Sequence[Ed25519PublicKey] | None,
-    pace: Pace | None,
+    pace: Pace,
 ) -> None:
     opened = open_commit(path, trusted_keys)
     opened.records.pace = pace
@@ -206,8 +206,7 @@ def _read(
         size = mapped + golden_bytes
         for begin in range(0, size, _ALLOCATED_BYTES):  # or the first write would end this process
             os.posix_fallocate(descriptor, begin, min(_ALLOCATED_BYTES, size - begin))
-            if pace is not None:
-                pace.rest()
+            pace.rest()
         last_rows = _check_into(
             opened, descriptor, size, {**places, COMMIT_GOLDEN_RECORD: (mapped, size)}
         )

@@ -66,11 +66,11 @@ class Exchange:
         """Whether the operators for the CPU do it."""
         return self.memory.device.type == "cpu"
 
-    def prepare(self, pace: Pace | None) -> None:
+    def prepare(self, pace: Pace) -> None:
         """Do beside serving what would make the first `run` take longer: faults of pages that nobody wrote to lately.
 
         Args:
-            pace: that of the thread; None: it does not pause.
+            pace: that of the thread.
         """
         if not self.on_host:
             return
@@ -97,14 +97,13 @@ class Exchange:
 
 
 def _touch(
-    memory: Tensor, rows: Tensor, width: int, offset: int, stride: int, *, pace: Pace | None
+    memory: Tensor, rows: Tensor, width: int, offset: int, stride: int, *, pace: Pace
 ) -> None:
     """``touch_rows``, some rows at a time."""
     for begin in range(0, rows.numel(), _TOUCHED_AT_ONCE):
         some = rows[begin : begin + _TOUCHED_AT_ONCE]
         torch.ops.tessera.touch_rows(memory, some, width, offset, stride)
-        if pace is not None:
-            pace.rest()
+        pace.rest()
 
 
 def exchange_by_index(
@@ -261,7 +260,7 @@ class FollowedModel:
                     )
                 )
         for exchange in exchanges:
-            exchange.prepare(pace)
+            exchange.prepare(pace or Pace(0.0))
         return StagedCommit(path=path, read=read, exchanges=exchanges, golden=golden)
 
     def _places(self, path: Path, record: str) -> list[Tensor]:

@@ -41,6 +41,9 @@ MAX_COMMIT_FILE_BYTES = 4 << 30
 
 _AGAIN_S = 5.0
 
+_PAUSES_S = 0.5
+"""A commit is read and staged with pauses until its file has had its name for so long: one that is late is not made later."""
+
 _Result = TypeVar("_Result")
 AtRest = Callable[[Callable[[], _Result]], _Result]
 """Does work that stands back for others."""
@@ -290,18 +293,26 @@ class VersionLog:
 
     def _staged(self, path: Path, number: int, fence: Fence) -> StagedCommit:
         """The commit in ``path``, which is the next one, ready to be put in."""
-        size = path.stat().st_size
+        status = path.stat()
+        size = status.st_size
         if size > MAX_COMMIT_FILE_BYTES:
             words = f"has {size} bytes, the limit is {MAX_COMMIT_FILE_BYTES}"
             raise CommitError(path, words, "memory")
+        pace = Pace(self._pause_s(status.st_ctime))
         if self._reader is None:
             read = read_commit(path, self._trusted_keys)
         else:
-            read = self._reader.read(path, paced=self.beside_others)
+            read = self._reader.read(path, pause_s=self._pause_s(status.st_ctime))
         found = refusal(read.commit, read.sha256, named=number, state=self._state(), fence=fence)
         if found is not None:
             raise CommitError(path, found[1], found[0])
-        return self.followed.stage(path, read, Pace() if self.beside_others else None)
+        return self.followed.stage(path, read, pace)
+
+    def _pause_s(self, named_s: float) -> float:
+        """How long others may be made room for, where the commit's file got its name at ``named_s`` since 1970."""
+        if not self.beside_others:
+            return 0.0
+        return min(max(_PAUSES_S - (time.time() - named_s), 0.0), _PAUSES_S)
 
     def _state(self) -> LogState:
         return LogState(
