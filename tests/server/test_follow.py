@@ -168,7 +168,7 @@ def test_a_commit_that_is_late_is_read_without_pauses(
     class Reader:
         def read(self, path, *, pause_s):
             asked.append(pause_s)
-            raise CommitError(path, "is no commit")
+            raise CommitError(path, "is not a commit")
 
     (tmp_path / "log").mkdir()
     commit = tmp_path / "log" / "00000001.commit"
