@@ -21,7 +21,7 @@ from tessera.cpus import usable_cpus
 from tessera.serving.bench.forward import dlrm
 from tessera.serving.capacity.calibration import Calibration, read_calibration
 from tessera.serving.capacity.fit import fitted_costs
-from tessera.serving.capacity.model import Host, Load
+from tessera.serving.capacity.model import Costs, Host, Load
 from tessera.serving.capacity.simulate import simulate
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
@@ -70,15 +70,10 @@ def measured(
     }
 
 
-def simulated(costs: Calibration, rate: float, args: argparse.Namespace) -> Row:
+def simulated(host: Host, costs: Costs, rate: float, args: argparse.Namespace) -> Row:
     """What the simulation says of the same load."""
-    host = Host.of_server(costs.server, costs.cpus, clients=1)
     requests = min(max(int(rate * args.seconds), 1_000), 50_000)
-    outcome = simulate(
-        host,
-        fitted_costs(costs, args.samples),
-        Load(rate=rate, samples=args.samples, requests=requests),
-    )
+    outcome = simulate(host, costs, Load(rate=rate, samples=args.samples, requests=requests))
     return {
         "throughput": outcome.throughput,
         "p50_ms": 1e3 * outcome.percentile_s(50),
@@ -114,11 +109,13 @@ def main() -> None:
         flags = ["--model", str(package), "--drain-propagation-ms", "0"]
         with ServerProcess(flags, program=[str(BUILD / "tessera-server")]) as server:
             for _ in range(args.rounds):
-                costs = calibrated(server, package, folder, args)
-                most = costs.busiest.calls / costs.busiest.seconds
+                calibration = calibrated(server, package, folder, args)
+                most = calibration.busiest.calls / calibration.busiest.seconds
+                host = Host.of_server(calibration.server, calibration.cpus, clients=1)
+                costs = fitted_costs(calibration, args.samples)
                 for share in SHARES:
                     found = measured(server, package, folder, share * most, args)
-                    rounds[share].append((found, simulated(costs, share * most, args)))
+                    rounds[share].append((found, simulated(host, costs, share * most, args)))
                     rates[share].append(share * most)
     print_head("load", "calls/s", "", "measured", "simulated", "ratio", "ratios of the rounds")
     figures = []
