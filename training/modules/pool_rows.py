@@ -51,6 +51,12 @@ def last_places(ids: Tensor) -> Tensor:
     return places[ends]
 
 
+def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
+    """Write ``values`` ``[N, dim]`` to the rows ``ids`` ``[N]`` int64 of ``pool``; of an id that is there twice the last counts."""
+    last = last_places(ids)
+    pool[ids.index_select(0, last)] = values.index_select(0, last)
+
+
 def _cells(ids: Tensor, lengths_N: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of each id of the rows ``ids`` that hold ``lengths_N`` ids, row by row; int64 ``[n]``."""
     lengths_N = lengths_N.long()

@@ -88,8 +88,7 @@ class TensorPool(ObjectPool[Tensor]):
         """
         ids = pool_rows.checked_ids(ids, self.pool_size)
         check_vectors(values, ids, self._pool)
-        last = pool_rows.last_places(ids)
-        self._pool[ids.index_select(0, last)] = values.index_select(0, last)
+        pool_rows.write_vectors(self._pool, ids, values)
 
     def forward(self, ids: Tensor) -> Tensor:
         """See `lookup`."""

@@ -298,11 +298,12 @@ class VersionLog:
         if size > MAX_COMMIT_FILE_BYTES:
             words = f"has {size} bytes, the limit is {MAX_COMMIT_FILE_BYTES}"
             raise CommitError(path, words, "memory")
-        pace = Pace(self._pause_s(status.st_ctime))
+        pause_s = self._pause_s(status.st_ctime)
+        pace = Pace(pause_s)
         if self._reader is None:
             read = read_commit(path, self._trusted_keys)
         else:
-            read = self._reader.read(path, pause_s=self._pause_s(status.st_ctime))
+            read = self._reader.read(path, pause_s=pause_s)
         found = refusal(read.commit, read.sha256, named=number, state=self._state(), fence=fence)
         if found is not None:
             raise CommitError(path, found[1], found[0])

@@ -50,8 +50,7 @@ class LocalShardPool(nn.Module):
     def update(self, rank_ids: Tensor, values: Tensor) -> None:
         """Write ``values`` ``[N, dim]`` to rows; of an id that is there twice the last one counts."""
         ids = rank_ids.to(self._shard.device, torch.int64)
-        last = pool_rows.last_places(ids)
-        self._shard[ids[last]] = values.to(self._shard.device)[last]
+        pool_rows.write_vectors(self._shard, ids, values.to(self._shard.device))
 
 
 class ShardedInferenceTensorPool(ObjectPool[Tensor]):

@@ -21,8 +21,7 @@ from tessera.training.distributed.pools.kjt_sharding import (
     KeyedJaggedTensorPoolRwReplicatedSharding,
     KeyedJaggedTensorPoolRwSharding,
 )
-from tessera.training.distributed.pools.rw_sharding import keep_whole_states
-from tessera.training.distributed.pools.sharded_pool import ShardedObjectPool
+from tessera.training.distributed.pools.row_wise_pool import RowWiseObjectPool
 from tessera.training.modules import pool_rows
 from tessera.training.modules.keyed_jagged_tensor_pool import (
     KeyedJaggedTensorPool,
@@ -64,9 +63,7 @@ class KeyedJaggedTensorPoolAwaitable(LazyAwaitable[KeyedJaggedTensor]):
         )
 
 
-class ShardedKeyedJaggedTensorPool(
-    ShardedObjectPool[KeyedJaggedTensor, JaggedTensor, ObjectPoolShardingContext]
-):
+class ShardedKeyedJaggedTensorPool(RowWiseObjectPool[KeyedJaggedTensor, JaggedTensor]):
     """A `KeyedJaggedTensorPool` of which each rank holds a block of rows; see `tessera.training.distributed.pools`.
 
     Its state dict has the entries of the plain pool for all rows, as ``ShardedTensor`` where there is a process
@@ -95,32 +92,19 @@ class ShardedKeyedJaggedTensorPool(
         sharding_plan: ObjectPoolShardingPlan,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__()
         device = device or torch.device("cpu")
-        self._pool_size = pool_size
-        self._sharding = _SHARDINGS[sharding_plan.sharding_type](
+        sharding = _SHARDINGS[sharding_plan.sharding_type](
             sharding_env, device, pool_size, len(feature_max_lengths)
         )
-        self._feature_max_lengths, self._is_weighted = dict(feature_max_lengths), is_weighted
         # The buffers of a plain pool of this rank's rows.
         plain = KeyedJaggedTensorPool(
-            self._sharding.local_pool_size, feature_max_lengths, values_dtype, is_weighted, device
+            sharding.local_pool_size, feature_max_lengths, values_dtype, is_weighted, device
         )
         self.values: Tensor
         self.key_lengths: Tensor
         self.weights: Tensor
-        for name, buffer in plain.named_buffers():
-            self.register_buffer(name, buffer)
-        self._lookup_ids = self._sharding.create_lookup_ids_dist()
-        self._lookup_values = self._sharding.create_lookup_values_dist()
-        self._update_ids = self._sharding.create_update_ids_dist()
-        self._update_values = self._sharding.create_update_values_dist()
-        keep_whole_states(self, self._sharding.blocks)
-
-    @property
-    def pool_size(self) -> int:
-        """Rows of all ranks."""
-        return self._pool_size
+        super().__init__(sharding, dict(plain.named_buffers()))
+        self._feature_max_lengths, self._is_weighted = dict(feature_max_lengths), is_weighted
 
     @property
     def feature_max_lengths(self) -> dict[str, int]:
@@ -141,10 +125,6 @@ class ShardedKeyedJaggedTensorPool(
     def device(self) -> torch.device:
         """Where this rank's rows live."""
         return self.values.device
-
-    def create_context(self) -> ObjectPoolShardingContext:
-        """A new context of one lookup or update."""
-        return self._sharding.create_context()
 
     def update(self, ids: Tensor, values: KeyedJaggedTensor) -> None:
         """Write bags to the rows of ``ids`` ``[N]``; every rank takes part.
@@ -171,13 +151,6 @@ class ShardedKeyedJaggedTensorPool(
             values, self._feature_max_lengths, self.values.dtype, weighted=self._is_weighted
         )
 
-    def _update_ids_dist(
-        self, ctx: ObjectPoolShardingContext, ids: Tensor
-    ) -> Awaitable[Awaitable[Tensor]]:
-        ids = pool_rows.checked_ids(ids, self.pool_size)
-        begun: Awaitable[Awaitable[Tensor]] = self._update_ids(ctx, ids)
-        return begun
-
     def _update_values_dist(
         self, ctx: ObjectPoolShardingContext, values: KeyedJaggedTensor
     ) -> Awaitable[JaggedTensor]:
@@ -191,13 +164,6 @@ class ShardedKeyedJaggedTensorPool(
         bags = values.lengths(), values.values(), values.weights_or_none()
         weights = self.weights if self._is_weighted else None
         pool_rows.write_bags(ids, bags, self.key_lengths, self.values, weights)
-
-    def _lookup_ids_dist(
-        self, ctx: ObjectPoolShardingContext, ids: Tensor
-    ) -> Awaitable[Awaitable[Tensor]]:
-        ids = pool_rows.checked_ids(ids, self.pool_size)
-        begun: Awaitable[Awaitable[Tensor]] = self._lookup_ids(ctx, ids)
-        return begun
 
     def _lookup_local(self, ctx: ObjectPoolShardingContext, ids: Tensor) -> JaggedTensor:
         del ctx

@@ -7,23 +7,17 @@ Legend: ``N`` rows, ``F`` features.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.pools.ids import (
-    InferRwObjectPoolInputDist,
-    RwObjectPoolIDsDist,
-)
+from tessera.training.distributed.pools.ids import InferRwObjectPoolInputDist
 from tessera.training.distributed.pools.interfaces import (
     InferObjectPoolSharding,
     ObjectPoolRwShardingContext,
-    ObjectPoolSharding,
 )
-from tessera.training.distributed.pools.rw_sharding import RwBlocks, sharded_states
+from tessera.training.distributed.pools.rw_sharding import RwBlocks, RwObjectPoolSharding
 from tessera.training.distributed.travel.rows_all_to_all import JaggedTensorAllToAll
 from tessera.training.modules import pool_rows
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
@@ -99,7 +93,7 @@ class RwKeyedJaggedTensorPoolUpdateValuesDist(nn.Module):
         return JaggedTensorAllToAll(bags, *_bags(ctx, self._features), self._pg)
 
 
-class KeyedJaggedTensorPoolRwSharding(ObjectPoolSharding):
+class KeyedJaggedTensorPoolRwSharding(RwObjectPoolSharding):
     """A pool of bags cut by rows.
 
     Args:
@@ -122,12 +116,7 @@ class KeyedJaggedTensorPoolRwSharding(ObjectPoolSharding):
         self, env: ShardingEnv, device: torch.device, pool_size: int, num_features: int
     ) -> None:
         self._env, self._device, self._features = env, device, num_features
-        self.blocks = RwBlocks(env, device, pool_size, replicated=self.replicated)
-        self.local_pool_size = self.blocks.local_pool_size
-
-    def create_update_ids_dist(self) -> RwObjectPoolIDsDist:
-        """Sends the ids of rows that are written."""
-        return self.blocks.update_ids_dist()
+        super().__init__(RwBlocks(env, device, pool_size, replicated=self.replicated))
 
     def create_update_values_dist(self) -> RwKeyedJaggedTensorPoolUpdateValuesDist:
         """Sends what is written."""
@@ -135,23 +124,11 @@ class KeyedJaggedTensorPoolRwSharding(ObjectPoolSharding):
             self._features, self._env, self._device, self.blocks.num_replicas
         )
 
-    def create_lookup_ids_dist(self) -> RwObjectPoolIDsDist:
-        """Sends the ids of rows that are read."""
-        return self.blocks.lookup_ids_dist()
-
     def create_lookup_values_dist(self) -> RwKeyedJaggedTensorPoolLookupValuesDist:
         """Sends what was read back."""
         pg = self.blocks.lookup_pg
         env = self._env if pg is None else ShardingEnv.from_process_group(pg)
         return RwKeyedJaggedTensorPoolLookupValuesDist(self._features, env)
-
-    def get_sharded_states_to_register(self, lookup: nn.Module) -> Iterable[tuple[str, Tensor]]:
-        """The tensors of all rows, by name."""
-        return sharded_states(lookup, self.blocks)
-
-    def create_context(self) -> ObjectPoolRwShardingContext:
-        """A new context of one lookup or update."""
-        return self.blocks.context()
 
 
 class KeyedJaggedTensorPoolRwReplicatedSharding(KeyedJaggedTensorPoolRwSharding):

@@ -18,6 +18,7 @@ from tessera.training.distributed.pools.ids import RwObjectPoolIDsDist
 from tessera.training.distributed.pools.interfaces import (
     ObjectPoolReplicatedRwShardingContext,
     ObjectPoolRwShardingContext,
+    ObjectPoolSharding,
     block_size,
     row_bounds,
 )
@@ -114,6 +115,35 @@ class RwBlocks:
         if isinstance(value, Tensor) and value.size(0) == self.pool_size:
             return value[first:end]
         return value
+
+
+class RwObjectPoolSharding(ObjectPoolSharding):
+    """A pool cut by rows, whatever a row is; see `ObjectPoolSharding`.
+
+    Attributes:
+        blocks: which rows are where.
+        local_pool_size: rows that are here.
+    """
+
+    def __init__(self, blocks: RwBlocks) -> None:
+        self.blocks = blocks
+        self.local_pool_size = blocks.local_pool_size
+
+    def create_update_ids_dist(self) -> RwObjectPoolIDsDist:
+        """Sends the ids of rows that are written."""
+        return self.blocks.update_ids_dist()
+
+    def create_lookup_ids_dist(self) -> RwObjectPoolIDsDist:
+        """Sends the ids of rows that are read."""
+        return self.blocks.lookup_ids_dist()
+
+    def get_sharded_states_to_register(self, lookup: nn.Module) -> Iterable[tuple[str, Tensor]]:
+        """The tensors of all rows, by name."""
+        return sharded_states(lookup, self.blocks)
+
+    def create_context(self) -> ObjectPoolRwShardingContext:
+        """A new context of one lookup or update."""
+        return self.blocks.context()
 
 
 def sharded_states(module: nn.Module, blocks: RwBlocks) -> Iterable[tuple[str, Tensor]]:

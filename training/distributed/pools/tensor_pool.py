@@ -14,8 +14,7 @@ from tessera.training.distributed.plan.plan_types import (
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.pools.inference import ShardedInferenceTensorPool
 from tessera.training.distributed.pools.interfaces import ObjectPoolShardingContext
-from tessera.training.distributed.pools.rw_sharding import keep_whole_states
-from tessera.training.distributed.pools.sharded_pool import ShardedObjectPool
+from tessera.training.distributed.pools.row_wise_pool import RowWiseObjectPool
 from tessera.training.distributed.pools.tensor_sharding import TensorPoolRwSharding
 from tessera.training.modules import pool_rows
 from tessera.training.modules.tensor_pool import TensorPool, check_vectors
@@ -37,7 +36,7 @@ class TensorPoolAwaitable(LazyAwaitable[Tensor]):
         return self._awaitable.wait()[self._places]
 
 
-class ShardedTensorPool(ShardedObjectPool[Tensor, Tensor, ObjectPoolShardingContext]):
+class ShardedTensorPool(RowWiseObjectPool[Tensor, Tensor]):
     """A `TensorPool` of which each rank holds a block of rows; see `tessera.training.distributed.pools`.
 
     Its state dict has all rows as ``_pool``, a ``ShardedTensor`` where there is a process group.
@@ -63,24 +62,12 @@ class ShardedTensorPool(ShardedObjectPool[Tensor, Tensor, ObjectPoolShardingCont
         sharding_plan: ObjectPoolShardingPlan,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__()
-        self._pool_size = pool_size
         device = device or torch.device("cpu")
         replicated = sharding_plan.sharding_type is ObjectPoolShardingType.REPLICATED_ROW_WISE
-        self._sharding = TensorPoolRwSharding(pool_size, dim, env, device, replicated=replicated)
+        sharding = TensorPoolRwSharding(pool_size, dim, env, device, replicated=replicated)
         self._pool: Tensor
-        rows = self._sharding.local_pool_size
-        self.register_buffer("_pool", torch.zeros(rows, dim, dtype=dtype, device=device))
-        self._lookup_ids = self._sharding.create_lookup_ids_dist()
-        self._lookup_values = self._sharding.create_lookup_values_dist()
-        self._update_ids = self._sharding.create_update_ids_dist()
-        self._update_values = self._sharding.create_update_values_dist()
-        keep_whole_states(self, self._sharding.blocks)
-
-    @property
-    def pool_size(self) -> int:
-        """Rows of all ranks."""
-        return self._pool_size
+        rows = torch.zeros(sharding.local_pool_size, dim, dtype=dtype, device=device)
+        super().__init__(sharding, {"_pool": rows})
 
     @property
     def dim(self) -> int:
@@ -97,10 +84,6 @@ class ShardedTensorPool(ShardedObjectPool[Tensor, Tensor, ObjectPoolShardingCont
         """Where this rank's rows live."""
         return self._pool.device
 
-    def create_context(self) -> ObjectPoolShardingContext:
-        """A new context of one lookup or update."""
-        return self._sharding.create_context()
-
     def update(self, ids: Tensor, values: Tensor) -> None:
         """Write ``values`` ``[N, dim]`` to the rows of ``ids`` ``[N]``; every rank takes part.
 
@@ -114,13 +97,6 @@ class ShardedTensorPool(ShardedObjectPool[Tensor, Tensor, ObjectPoolShardingCont
     def _update_preproc(self, values: Tensor) -> Tensor:
         return values
 
-    def _update_ids_dist(
-        self, ctx: ObjectPoolShardingContext, ids: Tensor
-    ) -> Awaitable[Awaitable[Tensor]]:
-        ids = pool_rows.checked_ids(ids, self.pool_size)
-        begun: Awaitable[Awaitable[Tensor]] = self._update_ids(ctx, ids)
-        return begun
-
     def _update_values_dist(
         self, ctx: ObjectPoolShardingContext, values: Tensor
     ) -> Awaitable[Tensor]:
@@ -129,15 +105,7 @@ class ShardedTensorPool(ShardedObjectPool[Tensor, Tensor, ObjectPoolShardingCont
 
     def _update_local(self, ctx: ObjectPoolShardingContext, ids: Tensor, values: Tensor) -> None:
         del ctx
-        last = pool_rows.last_places(ids)
-        self._pool[ids[last]] = values[last]
-
-    def _lookup_ids_dist(
-        self, ctx: ObjectPoolShardingContext, ids: Tensor
-    ) -> Awaitable[Awaitable[Tensor]]:
-        ids = pool_rows.checked_ids(ids, self.pool_size)
-        begun: Awaitable[Awaitable[Tensor]] = self._lookup_ids(ctx, ids)
-        return begun
+        pool_rows.write_vectors(self._pool, ids, values)
 
     def _lookup_local(self, ctx: ObjectPoolShardingContext, ids: Tensor) -> Tensor:
         del ctx

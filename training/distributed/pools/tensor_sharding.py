@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.pools.ids import (
-    InferRwObjectPoolInputDist,
-    RwObjectPoolIDsDist,
-)
+from tessera.training.distributed.pools.ids import InferRwObjectPoolInputDist
 from tessera.training.distributed.pools.interfaces import (
     InferObjectPoolSharding,
-    ObjectPoolRwShardingContext,
-    ObjectPoolSharding,
     TensorPoolRwShardingContext,
 )
-from tessera.training.distributed.pools.rw_sharding import RwBlocks, sharded_states
+from tessera.training.distributed.pools.rw_sharding import RwBlocks, RwObjectPoolSharding
 from tessera.training.distributed.travel.rows_all_to_all import TensorValuesAllToAll
 
 
@@ -66,7 +59,7 @@ class RwTensorPoolValuesDist(nn.Module):
         return begun
 
 
-class TensorPoolRwSharding(ObjectPoolSharding):
+class TensorPoolRwSharding(RwObjectPoolSharding):
     """A pool of vectors cut by rows.
 
     Args:
@@ -94,12 +87,7 @@ class TensorPoolRwSharding(ObjectPoolSharding):
         replicated: bool = False,
     ) -> None:
         del dim
-        self.blocks = RwBlocks(env, device, pool_size, replicated=replicated)
-        self.local_pool_size = self.blocks.local_pool_size
-
-    def create_update_ids_dist(self) -> RwObjectPoolIDsDist:
-        """Sends the ids of rows that are written."""
-        return self.blocks.update_ids_dist()
+        super().__init__(RwBlocks(env, device, pool_size, replicated=replicated))
 
     def create_update_values_dist(self) -> RwTensorPoolValuesDist:
         """Sends what is written."""
@@ -108,21 +96,9 @@ class TensorPoolRwSharding(ObjectPoolSharding):
             blocks.update_pg, is_update=True, num_replicas=blocks.num_replicas
         )
 
-    def create_lookup_ids_dist(self) -> RwObjectPoolIDsDist:
-        """Sends the ids of rows that are read."""
-        return self.blocks.lookup_ids_dist()
-
     def create_lookup_values_dist(self) -> RwTensorPoolValuesDist:
         """Sends what was read back."""
         return RwTensorPoolValuesDist(self.blocks.lookup_pg, is_update=False)
-
-    def get_sharded_states_to_register(self, lookup: nn.Module) -> Iterable[tuple[str, Tensor]]:
-        """The tensors of all rows, by name."""
-        return sharded_states(lookup, self.blocks)
-
-    def create_context(self) -> ObjectPoolRwShardingContext:
-        """A new context of one lookup or update."""
-        return self.blocks.context()
 
 
 class InferRwTensorPoolOutputDist(nn.Module):
