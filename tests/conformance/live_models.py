@@ -87,6 +87,11 @@ def ready(server, model):
     }
 
 
+def settled(server):
+    """Whether no version is on its way in or out."""
+    return not {"LOADING", "UNLOADING"} & {state for state, _ in index(server).values()}
+
+
 def parameters(**values):
     return {
         name: ipb.ModelRepositoryParameter(int64_param=value)

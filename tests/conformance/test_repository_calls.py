@@ -25,6 +25,7 @@ from tests.conformance.live_models import (
     load,
     ready,
     serve,
+    settled,
     unload,
 )
 from tests.conformance.test_surface import free, run
@@ -216,6 +217,8 @@ def test_a_damaged_version_is_refused_and_changes_nothing(server, models, answer
 )
 def test_what_cannot_be_asked_for_is_refused_by_name(server, call, values, code, part):
     given = {"model": "labels", **values}
+    # What the test before has replaced may still be on its way out.
+    server.wait_for(lambda: settled(server))
     before = index(server)
     found, text = refusal(call, server, given.pop("model"), **given)
     assert found == code, text
@@ -376,6 +379,7 @@ def test_a_killed_server_starts_with_the_same_state(kind, tmp_path, variants, me
         unload(running, "gone")
         running.wait_for(lambda: not ready(running, "gone"))
         running.wait_for(lambda: ready(running, "m") == {1, 2, 3})
+        running.wait_for(lambda: settled(running))
         before = index(running)
         running.signal(signal.SIGKILL)
         running.exit_status()
