@@ -8,6 +8,8 @@ this table by tests/test_releases.py.
 
 from __future__ import annotations
 
+import re
+
 FBGEMM_OF_TORCH = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
 """The supported minor releases of torch, oldest first, and the fbgemm-gpu that was made for each."""
 
@@ -31,6 +33,20 @@ def after(release: str) -> str:
 
 TORCH_BELOW = after(list(FBGEMM_OF_TORCH)[-1])
 """The first torch that may not."""
+
+
+def with_torch(version: str, release: str) -> str:
+    """``0.1.0+torch2.13``: the version of what was compiled with torch ``release``, as a local version of PEP 440.
+
+    So the wheels of one version for several releases of torch have names and versions of their own, and pip takes the one
+    that goes with the torch that it installs.  ``0.1.0`` in a requirement means each of them.
+    """
+    return f"{version}{'.' if '+' in version else '+'}torch{release}"
+
+
+def without_torch(version: str) -> str:
+    """``0.1.0`` of ``0.1.0+torch2.13``."""
+    return re.sub(r"[+.]torch\d+\.\d+$", "", version)
 
 
 def pair_is_known(torch_version: str, fbgemm_version: str) -> bool:

@@ -18,6 +18,8 @@ from urllib.parse import unquote
 import pytest
 import torch
 from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 import tessera
 from tessera import releases
@@ -28,6 +30,7 @@ from tests.tracked import tracked_files
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("tessera", "training", "serving", "kernels")
 SHIPPED_SUFFIXES = {".py", ".pyi", ".yaml", ".html", ".css", ".js", ".typed"}
+WITH_TORCH = releases.with_torch(tessera.__version__, releases.minor_of(torch.__version__))
 OPERATORS = f"tessera/{LIBRARIES['tessera_ops'].file}"
 
 
@@ -97,7 +100,9 @@ def test_the_operators_are_in_a_wheel_of_one_platform(wheels):
 
 def test_one_version_and_what_needs_what(wheels):
     full, client = (metadata_of(wheels[name]) for name in ("tessera_rec", "tessera_rec_client"))
-    assert {full["Version"], client["Version"]} == {tessera.__version__}
+    assert client["Version"] == tessera.__version__
+    assert full["Version"] == WITH_TORCH
+    assert Version(full["Version"]).public == Version(tessera.__version__).public
     needs = [line.split(";")[0].strip() for line in full.get_all("Requires-Dist")]
     assert f"tessera-rec-client=={tessera.__version__}" in needs
     # What holds machine code is for the torch that it was compiled with, and its fbgemm-gpu.
@@ -107,6 +112,38 @@ def test_one_version_and_what_needs_what(wheels):
     assert f"fbgemm-gpu-cpu<{releases.after(fbgemm_release)},>={fbgemm_release}" in needs
     names = {line.partition("<")[0] for line in client.get_all("Requires-Dist")}
     assert names == {"numpy", "grpcio", "protobuf", "xxhash"}
+
+
+def test_the_files_of_one_release_of_torch_replace_no_others(wheels, tmp_path, monkeypatch):
+    """Names tell the torch, so that all fit into one index; the folder has what was built last."""
+    assert parse_wheel_filename(wheels["tessera_rec"].name)[1] == Version(WITH_TORCH)
+    monkeypatch.syspath_prepend(ROOT / "wheels")
+    spec = importlib.util.spec_from_file_location("wheels_build", ROOT / "wheels" / "build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    monkeypatch.setattr(build, "__version__", "1.2.0")
+    monkeypatch.setattr(build, "torch_release", lambda: "2.14")
+    assert build.version_with_code(no_label=True) == "1.2.0"
+    kept = {
+        "tessera_rec-1.2.0+torch2.14-py3-none-manylinux_2_32_x86_64.whl",
+        "tessera_rec-1.2.0+torch2.14.tar.gz",
+        "tessera-rec-1.2.0+torch2.14.cdx.json",
+        "tessera_rec_server-1.2.0+torch2.14-py3-none-manylinux_2_35_x86_64.whl",
+        "tessera_rec_client-1.2.0-py3-none-any.whl",
+        "tessera_rec_client-1.2.0.tar.gz",
+        "notes.txt",
+    }
+    others = {
+        "tessera_rec-1.2.0+torch2.13-py3-none-manylinux_2_32_x86_64.whl",
+        "tessera_rec-1.2.0-py3-none-manylinux_2_32_x86_64.whl",
+        "tessera_rec_server-1.2.0+torch2.13-py3-none-manylinux_2_35_x86_64.whl",
+        "tessera_rec_client-1.2.0.1-py3-none-any.whl",
+        "tessera-rec-1.1.0+torch2.14.cdx.json",
+    }
+    for name in kept | others:
+        (tmp_path / name).touch()
+    build.remove_others(tmp_path, no_label=False)
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 ALONE = """
@@ -162,7 +199,7 @@ def test_the_server_of_the_wheel_finds_its_libraries(built, tmp_path):
     done = run("import tessera_rec_server as t; t.main()", tmp_path, tmp_path, "--version")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"tessera-server {tessera.__version__}\n"
-    assert metadata_of(path)["Version"] == tessera.__version__
+    assert metadata_of(path)["Version"] == WITH_TORCH
     other = tmp_path / "other"
     archive.extractall(other)
     for name, text in {
@@ -187,12 +224,16 @@ def test_the_server_of_the_wheel_finds_its_libraries(built, tmp_path):
         assert Path(place.split(" (")[0]).resolve().parent == libraries, name
 
 
+def version_of(name):
+    return tessera.__version__ if name == "tessera-rec-client" else WITH_TORCH
+
+
 def bill_of(wheel, name):
     """The bill of materials in a wheel, which is the one beside it."""
     archive = zipfile.ZipFile(wheel)
     (inside,) = (n for n in archive.namelist() if n.endswith(f".dist-info/sboms/{name}.cdx.json"))
     content = archive.read(inside).decode()
-    assert content == wheel.with_name(f"{name}-{tessera.__version__}.cdx.json").read_text()
+    assert content == wheel.with_name(f"{name}-{version_of(name)}.cdx.json").read_text()
     return content
 
 
@@ -235,7 +276,7 @@ def test_a_bill_names_what_a_wheel_needs(wheels):
             if one["name"] in asked:
                 told = [each["value"] for each in one["properties"]]
                 assert str(asked[one["name"]]) in told
-        assert bill["metadata"]["component"]["version"] == tessera.__version__
+        assert bill["metadata"]["component"]["version"] == version_of(name)
     assert {"torch", "pyarrow", "numpy", "yarl"} <= json_names(wheels["tessera_rec"], "tessera-rec")
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from tessera import releases
 from tessera.errors import UserError
@@ -92,3 +94,18 @@ def test_without_an_fbgemm_what_to_install_is_told(monkeypatch, load):
     monkeypatch.setattr(fbgemm, "_installed_fbgemm", lambda: None)
     with pytest.raises(UserError, match=r"pip install 'tessera-rec\[cpu\]' \(or \[cuda\]\)"):
         load()
+
+
+@pytest.mark.parametrize(
+    ("version", "labelled"),
+    [
+        ("0.1.0", "0.1.0+torch2.13"),
+        ("0.2.0rc1", "0.2.0rc1+torch2.13"),
+        ("0.1.dev7+g6d5ea4e14", "0.1.dev7+g6d5ea4e14.torch2.13"),
+    ],
+)
+def test_a_version_tells_the_torch_that_it_needs(version, labelled):
+    assert releases.with_torch(version, "2.13") == labelled == str(Version(labelled))
+    assert releases.without_torch(labelled) == releases.without_torch(version) == version
+    # A requirement of the release takes the wheels of each torch.
+    assert SpecifierSet("==0.1.0").contains("0.1.0+torch2.13")

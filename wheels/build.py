@@ -1,6 +1,6 @@
 """Builds the wheels and source archives of the distributions, from this checkout.
 
-    python wheels/build.py --out dist [--only client] [--server build/cpp/release]
+    python wheels/build.py --out dist [--only client] [--server build/cpp/release] [--no-label]
 
     tessera-rec-client   tessera.serving.client and what it imports; numpy, grpcio, protobuf, xxhash
     tessera-rec          everything else of tessera.*, with the lookup operators; needs tessera-rec-client of its
@@ -12,8 +12,11 @@ Each is laid out in a folder of its own with a pyproject.toml of its own, and bu
 holds machine code gets the tag of this machine's processor and of the oldest glibc that the code runs with
 (manylinux_2_N), and needs the release of torch (2.N) that it was compiled against: torch's C++ interface
 changes between releases.  The version is ``tessera.__version__`` everywhere, which `make wheels` takes from git's tag
-first (docs/releasing.md); a program that was built with another one is refused.  Files of other versions of a
-distributions are removed from the folder.
+first (docs/releasing.md); a program that was built with another one is refused.  What needs one release of torch has that
+in its version, as a local version of PEP 440 (0.1.0+torch2.13): so the wheels of one version for several releases of torch
+have names of their own and may lie in one index, where pip takes the one that goes with the torch that it installs.
+--no-label leaves it out, for an index that takes no local versions, as PyPI.  Of each distribution the folder has one
+version afterwards: files of others are removed.
 
 Each gets a bill of materials, NAME-VERSION.cdx.json beside its wheel and in it (sbom.py tells what it names).
 
@@ -44,7 +47,7 @@ from client_modules import client_modules
 from sbom import Bundled, write_bill
 
 from tessera import __version__
-from tessera.releases import FBGEMM_OF_TORCH, after, minor_of
+from tessera.releases import FBGEMM_OF_TORCH, after, minor_of, with_torch
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = ROOT / "kernels" / "lib" / "libtessera_ops.so"
@@ -73,6 +76,12 @@ def main() -> int:
         metavar="FOLDER",
         help="where cpp_server/build.sh has built (default: build/cpp/release)",
     )
+    parser.add_argument(
+        "--no-label",
+        action="store_true",
+        help="leave torch's release out of the versions, for an index that takes no local versions, as PyPI, and so has "
+        "one release of torch for each version (default: 0.1.0+torch2.13)",
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if __version__ == UNKNOWN:
@@ -80,18 +89,27 @@ def main() -> int:
     for name in args.only or names:
         with tempfile.TemporaryDirectory(prefix="tessera-wheel-") as folder:
             names[name](Path(folder), args)
-    remove_others(args.out)
+    remove_others(args.out, no_label=args.no_label)
     for path in sorted(args.out.iterdir()):
         print(f"{path}  {path.stat().st_size:,} bytes")
     return 0
 
 
-def remove_others(out: Path) -> None:
+def remove_others(out: Path, *, no_label: bool) -> None:
     """Remove the files of other versions: whoever installs ``tessera_rec-*.whl`` means one of them."""
-    for path in out.iterdir():
-        match = re.match(r"tessera-rec(?:-client|-server)?-(\d.*)", path.name.replace("_", "-"))
-        if match and not match[1].startswith((f"{__version__}-", f"{__version__}.")):
+    for path in sorted(out.iterdir()):
+        match = re.match(r"tessera-rec(-client|-server)?-(\d.*)", path.name.replace("_", "-"))
+        if match is None:
+            continue
+        version = __version__ if match[1] == "-client" else version_with_code(no_label=no_label)
+        if not re.match(rf"{re.escape(version)}(-py3-|\.tar\.gz$|\.cdx\.json$)", match[2]):
+            print(f"{path}  is of another version, and was removed")
             path.unlink()
+
+
+def version_with_code(*, no_label: bool) -> str:
+    """The version of what holds machine code, which needs the installed torch's release."""
+    return __version__ if no_label else with_torch(__version__, torch_release())
 
 
 def build_client(folder: Path, args: argparse.Namespace) -> None:
@@ -102,6 +120,7 @@ def build_client(folder: Path, args: argparse.Namespace) -> None:
     (folder / "tessera" / "_version.py").write_text(f'__version__ = "{__version__}"\n')
     about: dict[str, Any] = {
         "name": "tessera-rec-client",
+        "version": __version__,
         "description": "Clients of Tessera's servers: scores over gRPC, without torch.",
         "dependencies": client_dependencies(),
     }
@@ -130,6 +149,7 @@ def build_full(folder: Path, args: argparse.Namespace) -> None:
     dependencies = [line for line in ours["dependencies"] if name_of(line) != "torch"]
     about: dict[str, Any] = {
         "name": "tessera-rec",
+        "version": version_with_code(no_label=args.no_label),
         "description": ours["description"],
         "dependencies": [
             f"tessera-rec-client=={__version__}",
@@ -181,6 +201,7 @@ def build_server(folder: Path, args: argparse.Namespace) -> None:
         bundled.append(Bundled(path=str(to.relative_to(folder)), file=to, package=owner))
     about: dict[str, Any] = {
         "name": "tessera-rec-server",
+        "version": version_with_code(no_label=args.no_label),
         "description": "The C++ server of Tessera's packages, beside the torch wheel.",
         "dependencies": [torch_requirement()],
     }
@@ -203,9 +224,8 @@ def list_parts(
     write_bill(
         (folder / "sboms", out),
         **about,
-        version=__version__,
         licence=project()["license"],
-        own={"tessera-rec-client": client_dependencies()},
+        own={"tessera-rec-client": (__version__, client_dependencies())},
         bundled=bundled,
     )
 
@@ -219,6 +239,7 @@ def describe(
     folder: Path,
     *,
     name: str,
+    version: str,
     description: str,
     dependencies: list[str],
     extras: dict[str, list[str]] | None = None,
@@ -234,7 +255,7 @@ def describe(
         "build-system": {"requires": requires, "build-backend": "setuptools.build_meta"},
         "project": {
             "name": name,
-            "version": __version__,
+            "version": version,
             "description": description,
             "readme": "README.md",
             "license": ours["license"],

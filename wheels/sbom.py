@@ -63,7 +63,7 @@ def write_bill(
     licence: str,
     description: str,
     dependencies: list[str],
-    own: Mapping[str, list[str]] | None = None,
+    own: Mapping[str, tuple[str, list[str]]] | None = None,
     bundled: Iterable[Bundled] = (),
 ) -> None:
     """Write the bill of a distribution.
@@ -71,11 +71,11 @@ def write_bill(
     Args:
         folders: each gets a file: of the wheel, whose files have no version in their names, and of what is published.
         name: the distribution's.
-        version: its version, which ``own`` have as well.
+        version: its version.
         licence: its SPDX identifier.
         description: one sentence.
         dependencies: what it needs at run time, as pip reads it.
-        own: the same of other distributions of this checkout, by their names.
+        own: version and dependencies of other distributions of this checkout, by their names.
         bundled: what comes from elsewhere and lies in the wheel.
     """
     itself: Component = {
@@ -87,7 +87,7 @@ def write_bill(
         "licenses": [{"license": {"id": licence}}],
         "purl": _pypi_url(name, version),
     }
-    graph = _Graph(version, own or {})
+    graph = _Graph(own or {})
     direct = graph.add(dependencies)
     content = json.dumps(_bill(itself, direct, graph, list(bundled)), indent=1)
     inside, beside = folders
@@ -137,10 +137,9 @@ class _Graph:
         needs: the package URLs that each needs itself.
     """
 
-    def __init__(self, version: str, own: Mapping[str, list[str]]) -> None:
+    def __init__(self, own: Mapping[str, tuple[str, list[str]]]) -> None:
         self.components: dict[str, Component] = {}
         self.needs: dict[str, list[str]] = {}
-        self._version = version
         self._own = own
 
     def add(self, requirements: list[str]) -> list[str]:
@@ -162,7 +161,8 @@ class _Graph:
 
     def _add(self, name: str, extras: set[str]) -> str | None:
         if name in self._own:
-            return self._add_component(name, self._version, {}, self._own[name])
+            version, needs = self._own[name]
+            return self._add_component(name, version, {}, needs)
         try:
             about = metadata.distribution(name)
         except metadata.PackageNotFoundError:

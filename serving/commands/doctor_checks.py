@@ -19,7 +19,14 @@ from typing import Literal
 import tessera
 from tessera.cpus import usable_cpus
 from tessera.errors import UserError
-from tessera.releases import FBGEMM_OF_TORCH, PYTHONS, fbgemm_remedy, minor_of, pair_is_known
+from tessera.releases import (
+    FBGEMM_OF_TORCH,
+    PYTHONS,
+    fbgemm_remedy,
+    minor_of,
+    pair_is_known,
+    without_torch,
+)
 from tessera.serving.commands import serve
 from tessera.serving.engine.installed import built_file
 from tessera.serving.server.config import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
@@ -93,7 +100,7 @@ def installed_tessera() -> Finding:
     """Which tessera is imported, and whether its two distributions are of one version."""
     found = f"{tessera.__version__} ({Path(tessera.__file__).parent})"
     versions = {
-        name: metadata.version(name)
+        name: without_torch(metadata.version(name))
         for name in ("tessera-rec", "tessera-rec-client")
         if list(metadata.distributions(name=name))
     }
