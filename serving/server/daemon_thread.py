@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+from tessera.serving.server.named_thread import NamedThread
 
 _Result = TypeVar("_Result")
 
@@ -34,5 +35,5 @@ async def in_thread(work: Callable[[], _Result]) -> _Result:
         with contextlib.suppress(RuntimeError):  # the loop was closed without waiting
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=body, name="loader", daemon=True).start()
+    NamedThread(target=body, name="loader", daemon=True).start()
     return await done

@@ -14,6 +14,8 @@ import threading
 from collections import deque
 from types import TracebackType
 
+from tessera.serving.server.named_thread import NamedThread
+
 MAX_LINES = 8_192
 MAX_BYTES = 4 * 1024 * 1024
 FLUSH_SECONDS = 1.0
@@ -28,17 +30,24 @@ class LogWriter(io.TextIOBase):
             line is dropped.
         max_lines: lines that may wait.
         max_bytes: bytes of UTF-8 that may wait.
+        name: of the thread that writes.
 
     Attributes:
         dropped: lines that found the queue full or that the system refused to write.
     """
 
     def __init__(
-        self, descriptor: int, *, max_lines: int = MAX_LINES, max_bytes: int = MAX_BYTES
+        self,
+        descriptor: int,
+        *,
+        max_lines: int = MAX_LINES,
+        max_bytes: int = MAX_BYTES,
+        name: str = "log",
     ) -> None:
         super().__init__()
         self.dropped = 0
         self._descriptor = descriptor
+        self._name = name
         self._max_lines = max_lines
         self._max_bytes = max_bytes
         self._lines: deque[bytes] = deque()
@@ -77,7 +86,7 @@ class LogWriter(io.TextIOBase):
         self._lines.append(line)
         self._waiting_bytes += len(line)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+            self._thread = NamedThread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
     def end(self, timeout_s: float = FLUSH_SECONDS) -> bool:

@@ -19,7 +19,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
@@ -42,6 +41,7 @@ from tessera.serving.server.model.loader import (
     PackageLoader,
     identify_all,
 )
+from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.observe.access_log import STANDARD_OUTPUT, check_access_log
 from tessera.serving.server.observe.collector_client import check_collector
 from tessera.serving.server.observe.record_files import check_record_folder
@@ -175,7 +175,7 @@ class Supervisor:
     def _load(self) -> bool:
         """Load every model; returns whether that was before a signal to end."""
         failures: list[BaseException] = []
-        thread = threading.Thread(target=self._load_all, args=(failures,), daemon=True)
+        thread = NamedThread(target=self._load_all, args=(failures,), name="loader", daemon=True)
         thread.start()
         while thread.is_alive():
             if self._wait() is SignalMeaning.DRAIN:

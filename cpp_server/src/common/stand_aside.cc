@@ -7,6 +7,8 @@
 #include <system_error>
 #include <thread>
 
+#include "common/thread_name.h"
+
 namespace tessera {
 
 void stand_aside() {
@@ -21,6 +23,7 @@ void stand_aside(const std::function<void()>& work) {
   std::thread thread;
   try {
     thread = std::thread([&] {
+      name_thread("aside");
       stand_aside();
       try {
         work();

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/thread_name.h"
 #include "engine/engine.h"
 #include "package/package_error.h"
 #include "server/load_options.h"
@@ -32,6 +33,7 @@ std::int32_t tessera_engine_open(const char* path, const char* const* flags, std
     std::exception_ptr failure;
     // In a thread of its own: loading sets the number of torch's threads for the one that loads.
     std::thread([&] {
+      tessera::name_thread("loader");
       try {
         opened = open(path, {flags, flags + flag_count});
       } catch (...) {

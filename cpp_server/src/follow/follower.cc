@@ -4,6 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include "common/thread_name.h"
+
 namespace tessera {
 
 Follower::Follower(Duration interval, Reload reload, const Log& log)
@@ -26,6 +28,7 @@ void Follower::stop() {
 }
 
 void Follower::run() {
+  name_thread("follower");
   bool took = false;
   while (true) {
     std::vector<std::weak_ptr<ServedModel>> models;

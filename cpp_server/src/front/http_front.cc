@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/mutex.h"
+#include "common/thread_name.h"
 
 namespace tessera {
 namespace {
@@ -87,7 +88,10 @@ HttpFront::HttpFront(const HttpOptions& options, PageFunction page, PostFunction
     throw std::system_error(errno, std::generic_category(), "epoll");
   }
   loop_.schedule(second_, loop_.now() + kTick);
-  thread_ = std::thread([this] { loop_.run(); });
+  thread_ = std::thread([this] {
+    name_thread("http-loop");
+    loop_.run();
+  });
 }
 
 HttpFront::~HttpFront() {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "common/thread_name.h"
 #include "front/repository_http.h"
 #include "front/rest_pages.h"
 #include "front/rest_request.h"
@@ -267,6 +268,7 @@ void RestService::stop() {
 }
 
 void RestService::run() {
+  name_thread("rest");
   while (true) {
     std::shared_ptr<RestCall> call;
     {

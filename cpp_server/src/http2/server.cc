@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/thread_name.h"
 #include "http2/connection.h"
 
 namespace tessera::http2 {
@@ -88,9 +89,13 @@ class Server::Thread final : private ConnectionOwner, private EventLoop::Deferre
   MethodTable& methods() { return methods_; }
   int connections() const { return count_.load(std::memory_order_relaxed); }
 
-  void start() {
+  // The loop at `index` of its server.
+  void start(std::size_t index) {
     loop_.schedule(sweep_, loop_.now() + kSweepEvery);
-    thread_ = std::jthread([this] { loop_.run(); });
+    thread_ = std::jthread([this, index] {
+      name_thread("grpc-loop", index);
+      loop_.run();
+    });
   }
 
   void end() {
@@ -250,7 +255,7 @@ void Server::start(const std::vector<int>& descriptors) {
     listeners_.push_back(std::make_unique<Listener>(descriptor, threads_, limits_, counters_));
     listeners_.back()->listen();
   }
-  for (const auto& thread : threads_) thread->start();
+  for (std::size_t i = 0; i < threads_.size(); ++i) threads_[i]->start(i);
 }
 
 void Server::announce_end() {

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/thread_name.h"
 #include "http2/event_loop.h"
 #include "load/address.h"
 #include "load/call_record.h"
@@ -196,8 +197,11 @@ TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::
     const TimePoint begin = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
     std::vector<std::jthread> threads;
     threads.reserve(connections.size());
-    for (const auto& connection : connections) {
-      threads.emplace_back([&, begin] { connection->run(begin); });
+    for (std::size_t i = 0; i < connections.size(); ++i) {
+      threads.emplace_back([&, begin, i] {
+        name_thread("connection", i);
+        connections[i]->run(begin);
+      });
     }
   }
   TrafficResult total;

@@ -11,6 +11,7 @@
 #include "common/cpus.h"
 #include "common/out_of_memory.h"
 #include "common/text.h"
+#include "common/thread_name.h"
 
 namespace tessera {
 namespace {
@@ -115,8 +116,10 @@ void ServedModel::start_workers() {
   try {
     for (std::size_t i = 0; i < workers; ++i) {
       const WorkerKind kind = i < ordinary ? WorkerKind::kOrdinary : WorkerKind::kSpare;
-      workers_.emplace_back(
-          [this, i, kind, devices] { work(kind, *sessions_[i], shown_->devices[i % devices]); });
+      workers_.emplace_back([this, i, kind, devices] {
+        name_thread("worker", i);
+        work(kind, *sessions_[i], shown_->devices[i % devices]);
+      });
     }
   } catch (const std::system_error& error) {
     const std::size_t started = workers_.size();

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "common/text.h"
+#include "common/thread_name.h"
 
 namespace tessera {
 namespace {
@@ -35,6 +36,9 @@ TimeLimit::TimeLimit(const std::string& path, double seconds)
                line = text("tessera-server: error: package ", path,
                            ": its model ran longer than --load-timeout-s ", seconds,
                            " while it was loaded; do not use it, or give it more time\n")](
-                  const std::stop_token& stop) { end_unless_stopped(stop, limit, line); }) {}
+                  const std::stop_token& stop) {
+        name_thread("load-limit");
+        end_unless_stopped(stop, limit, line);
+      }) {}
 
 }  // namespace tessera

@@ -13,6 +13,7 @@
 
 #include "common/flags.h"
 #include "common/text.h"
+#include "common/thread_name.h"
 
 namespace tessera {
 namespace {
@@ -62,7 +63,10 @@ AccessLog::AccessLog(std::string path)
       target_->descriptor, [](std::string_view, std::uint64_t) { return std::string(); },
       LogPace{.gather = kGather, .chunk_bytes = chunk_of(target_->descriptor)});
   // Not joined: it may wait for its reader for ever.
-  std::thread([target = target_, writer = writer_] { writer->run(); }).detach();
+  std::thread([target = target_, writer = writer_] {
+    name_thread("access-log");
+    writer->run();
+  }).detach();
 }
 
 AccessLog::~AccessLog() {

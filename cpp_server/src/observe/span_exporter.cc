@@ -13,6 +13,7 @@
 
 #include "common/mutex.h"
 #include "common/text.h"
+#include "common/thread_name.h"
 
 namespace tessera {
 namespace {
@@ -214,7 +215,10 @@ class SpanExporter::Sender {
 SpanExporter::SpanExporter(CollectorClient collector, SpansFrame frame, const Log& log)
     : sender_(std::make_shared<Sender>(std::move(collector), std::move(frame), log)) {
   // Not joined: resolving a name may take as long as it likes.
-  std::thread([sender = sender_] { sender->run(); }).detach();
+  std::thread([sender = sender_] {
+    name_thread("span-exporter");
+    sender->run();
+  }).detach();
 }
 
 SpanExporter::~SpanExporter() { close(); }

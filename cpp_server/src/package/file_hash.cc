@@ -5,6 +5,7 @@
 
 #include "common/pace.h"
 #include "common/stand_aside.h"
+#include "common/thread_name.h"
 
 namespace tessera {
 
@@ -32,6 +33,7 @@ void FileHash::tell(Listener listener) {
 }
 
 void FileHash::run(const std::stop_token& stop, const Compute& compute) {
+  name_thread("file-hash");
   stand_aside();
   Result result;
   try {

@@ -10,6 +10,7 @@
 
 #include "common/mutex.h"
 #include "common/text.h"
+#include "common/thread_name.h"
 #include "package/package_error.h"
 #include "package/sha256.h"
 
@@ -192,7 +193,12 @@ void verify_records(const Records& records, const Listed& listed, const ReadOpti
     const unsigned count = bytes < kWorthThreads ? 1
                                                  : std::clamp(std::thread::hardware_concurrency(),
                                                               1U, options.threads);
-    for (unsigned i = 1; i < count; ++i) others.emplace_back(work);
+    for (unsigned i = 1; i < count; ++i) {
+      others.emplace_back([&work, i] {
+        name_thread("verify", i);
+        work();
+      });
+    }
     work();
   }
   failure.rethrow();

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/mutex.h"
+#include "common/thread_name.h"
 #include "observe/request_ids.h"
 #include "recording/record_files.h"
 
@@ -197,7 +198,10 @@ RequestRecorder::RequestRecorder(const RecordOptions& options, const Log& log)
     : share_(options.share), start_(std::chrono::steady_clock::now()) {
   check_record_folder(options.folder);
   writer_ = std::make_shared<Writer>(options, log);
-  std::thread([writer = writer_] { writer->run(); }).detach();
+  std::thread([writer = writer_] {
+    name_thread("recorder");
+    writer->run();
+  }).detach();
 }
 
 RequestRecorder::~RequestRecorder() {

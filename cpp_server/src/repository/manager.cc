@@ -7,6 +7,7 @@
 
 #include "common/stand_aside.h"
 #include "common/text.h"
+#include "common/thread_name.h"
 
 namespace tessera {
 namespace {
@@ -68,6 +69,7 @@ void RepositoryManager::stop() {
 }
 
 void RepositoryManager::run() {
+  name_thread("repository");
   try {
     serve();
   } catch (const Stopped&) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "common/thread_name.h"
 #include "server/log_writer.h"
 
 namespace tessera {
@@ -79,7 +80,10 @@ Log::Log(LogLevel level, bool json, int descriptor) : level_(level), json_(json)
             {{"suppressed", std::string(kind)}, {"lines", static_cast<std::int64_t>(lines)}});
       });
   // Not joined: it may wait for its reader for ever.
-  std::thread([writer = writer_] { writer->run(); }).detach();
+  std::thread([writer = writer_] {
+    name_thread("log");
+    writer->run();
+  }).detach();
 }
 
 Log::~Log() {

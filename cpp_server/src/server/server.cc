@@ -8,6 +8,7 @@
 
 #include "common/pace.h"
 #include "common/text.h"
+#include "common/thread_name.h"
 #include "front/page_texts.h"
 #include "front/rest_pages.h"
 #include "model/loader.h"
@@ -306,7 +307,10 @@ void Server::reload(int signal) {
 
 int Server::run() {
   open();
-  loader_ = std::thread([this] { load(); });
+  loader_ = std::thread([this] {
+    name_thread("loader");
+    load();
+  });
   std::optional<int> signal;
   while (!signal.has_value() && loading_ != Loading::kFailed) signal = wait_for_stop(kNever);
   if (loading_ == Loading::kFailed) {

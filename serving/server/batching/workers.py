@@ -28,6 +28,7 @@ from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.batching.merger import MergedBatch, Merger
 from tessera.serving.server.batching.request_queue import Part
 from tessera.serving.server.errors import Code, QueueFullError, ServeError
+from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.request.decoded_request import DecodedRequest, PassTimings
 
 Outcome = Mapping[str, bytes] | ServeError
@@ -102,7 +103,7 @@ class WorkerPool:
         self._inbox: SimpleQueue[tuple[list[Part], bool] | None] = SimpleQueue()
         self._mergers = [Merger(schema) for _ in range(workers)]
         self._threads = [
-            threading.Thread(target=self._run, args=(merger,), name=f"worker-{i}", daemon=True)
+            NamedThread(target=self._run, args=(merger,), name=f"worker-{i}", daemon=True)
             for i, merger in enumerate(self._mergers)
         ]
         started = 0

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tessera.serving.server.follow.version_log import AtRest, Did, Step, VersionLog
+from tessera.serving.server.named_thread import NamedThread
 
 _RELOAD_AGAIN_S = 10.0
 
@@ -38,7 +39,7 @@ class Follower:
         self._reloads: dict[VersionLog, float] = {}
         self._wake = threading.Event()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self._thread = NamedThread(target=self._run, name="follower", daemon=True)
         self._thread.start()
 
     def add(self, log: VersionLog) -> None:

@@ -21,6 +21,7 @@ from tessera.serving.server.front.rest_request import Encodings, RestRequest, re
 from tessera.serving.server.front.rest_response import RestAnswer, write_answer
 from tessera.serving.server.front.unpacking import unpack_body
 from tessera.serving.server.front.wire_protocol import InferProtocol
+from tessera.serving.server.named_thread import name_this_thread
 from tessera.serving.server.observe.origin import CallOrigin
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
 from tessera.serving.server.request.shared_memory import SharedMemory
@@ -115,7 +116,7 @@ class RestInfer:
         self._scores = scores
         self._room = BodyRoom(max_inflight_bytes, max_message_bytes)
         self.max_body_bytes = max_message_bytes
-        self._thread = ThreadPoolExecutor(1, "rest")
+        self._thread = ThreadPoolExecutor(1, "rest", name_this_thread, ("rest",))
 
     def close(self) -> None:
         """End the thread; no call is answered any more."""

@@ -36,7 +36,7 @@ class AccessLog:
     def __init__(self, path: str) -> None:
         self._path = path
         self._descriptor = _open(path)
-        self._writer = LogWriter(self._descriptor)
+        self._writer = LogWriter(self._descriptor, name="access-log")
         self._closed = False
 
     def dropped(self) -> int:

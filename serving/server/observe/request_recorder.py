@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.observe.record_files import (
     RecordFiles,
     RecordOptions,
@@ -94,7 +95,7 @@ class RequestRecorder:
             self._queue.append((head, call.message))
             self._held += size
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+                self._thread = NamedThread(target=self._run, name="recorder", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 

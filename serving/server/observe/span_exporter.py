@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import Any
 
+from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.observe.call_record import CallRecord
 from tessera.serving.server.observe.collector_client import (
     CollectorAnswer,
@@ -75,7 +76,7 @@ class SpanExporter:
             if len(self._calls) in {1, REQUEST_CALLS}:
                 self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+                self._thread = NamedThread(target=self._run, name="span-exporter", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:

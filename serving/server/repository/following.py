@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tessera.serving.server.follow.undo_memory import UndoMemory
 from tessera.serving.server.follow.version_log import Did, Step, VersionLog
 from tessera.serving.server.metrics.follow_metrics import FollowMetrics
 from tessera.serving.server.model.loader import PackageLoader
+from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.repository.version_loader import at_priority
 
 STAGING_NICENESS = 10
@@ -99,7 +99,7 @@ class Following:
         self._follower.close()
         if self._reader is not None:
             # A commit that is being read is waited for, and this is the event loop's thread.
-            threading.Thread(target=self._reader.close, name="reader's end", daemon=True).start()
+            NamedThread(target=self._reader.close, name="reader-end", daemon=True).start()
 
     def _tell(self, log: VersionLog, step: Step) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed without waiting

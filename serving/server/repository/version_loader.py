@@ -24,6 +24,7 @@ from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel
 from tessera.serving.server.model.loader import LoadedModel, PackageLoader, loaded_model
+from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.repository.checker import CheckOptions, PackageChecker
 
 _Result = TypeVar("_Result")
@@ -194,7 +195,7 @@ def at_priority(niceness: int, work: Callable[[], _Result]) -> _Result:
         except BaseException as failure:  # noqa: BLE001 - raised below, in the caller's thread
             failures.append(failure)
 
-    thread = threading.Thread(target=body, name="load", daemon=True)
+    thread = NamedThread(target=body, name="aside", daemon=True)
     thread.start()
     thread.join()
     if failures:
