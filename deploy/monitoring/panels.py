@@ -262,6 +262,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             },
         ),
         _graph(
+            "Where dense values lie in the training rows' range",
+            "percentunit",
+            "The mean of each feature, 0 for the least value that a training row had and 1 for the largest. A line that leaves "
+            "its level is a feed that has changed within the range, such as its unit.",
+            {"{{model}} {{feature}}": mean("tessera_feature_range_position", "model, feature")},
+        ),
+        _graph(
             "Ids outside of their table",
             "percentunit",
             "Of the ids that were looked up; they were clamped or hashed.",

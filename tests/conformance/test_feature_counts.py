@@ -1,4 +1,4 @@
-"""Values that are missing, or outside of what the training rows held: counted by feature, alike on both servers."""
+"""Values that are missing, outside of what the training rows held, and where they lie: by feature, alike on both servers."""
 
 import grpc
 import numpy as np
@@ -10,6 +10,7 @@ from tessera.serving.client.rows import rows_to_parts
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import package_run, package_runs
+from tessera.serving.server.metrics.range_counts import RANGE_BUCKETS
 from tessera.training.config import ExperimentConfig, load_config
 from tessera.training.trained import load_trained
 from tessera.training.trainer.run import train
@@ -129,6 +130,56 @@ def test_values_outside_and_missing_are_counted_by_feature(server, run, package)
     for name, count in outside.items():
         cells = ("m", package.manifest.version, name, count, missing.get(name, 0))
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page
+
+
+def positions(server):
+    """By feature the cumulative counts by bound, the sum of the positions and their number."""
+    found = {}
+    for sample in server.families()["tessera_feature_range_position"].samples:
+        own = found.setdefault(sample.labels["feature"], {})
+        bound = sample.labels.get("le")
+        own[sample.name.rpartition("_")[2] if bound is None else float(bound)] = sample.value
+    return found
+
+
+def positions_slowly(schema, dense):
+    found = {}
+    for name, own, values in zip(
+        schema.dense_features, schema.dense_ranges, zip(*dense, strict=True), strict=True
+    ):
+        given = [float(np.float32(value)) for value in values if not np.isnan(value)]
+        width = own.most - own.least
+        bounds = [float(np.float32(own.least + share * width)) for share in RANGE_BUCKETS]
+        below = [sum(value <= bound for value in given) for bound in bounds]
+        total = sum(min(max((value - own.least) / width, 0), 1) for value in given)
+        found[name] = (below, len(given), total)
+    return found
+
+
+def test_where_values_lie_in_the_training_rows_range_is_counted(server, package):
+    schema = package.manifest.schema
+    assert all(own["count"] == own["sum"] == 0 for own in positions(server).values())
+    chance = np.random.default_rng(4)
+    calls = [dense_rows(schema)]
+    for samples in (1, 3, 150):  # the last one is more than a batch, so that it is cut
+        ends = [(own.least, own.most) for own in schema.dense_ranges]
+        drawn = [chance.uniform(low - 5, high + 5, samples) for low, high in ends]
+        calls.append(np.stack(drawn, axis=1).astype(np.float32).tolist())
+    for dense in calls:
+        server.predict(request_of(dense, bags_of(len(dense)), package))
+    expected = positions_slowly(schema, [row for dense in calls for row in dense])
+    rows = sum(map(len, calls))
+    server.wait_for(lambda: positions(server)["price"]["count"] == rows - 1)
+    found = positions(server)
+    assert set(found) == {"price", "age"}
+    for name, (below, given, total) in expected.items():
+        own = found[name]
+        assert [own[bound] for bound in RANGE_BUCKETS] == below
+        assert own[np.inf] == own["count"] == given
+        assert own["sum"] == pytest.approx(total, rel=1e-6)
+        # What is counted as outside lies at or beyond the ends.
+        outside = counted(server)[0][name]
+        assert own["count"] - own[1] <= outside <= own[0] + own["count"] - own[1]
 
 
 def test_values_come_in_any_form(server, run, package):

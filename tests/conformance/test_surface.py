@@ -47,6 +47,7 @@ FAMILIES = {
     "tessera_out_of_range_ids": ("counter", MODEL),
     "tessera_feature_outside_range": ("counter", MODEL | {"feature"}),
     "tessera_feature_missing": ("counter", MODEL | {"feature"}),
+    "tessera_feature_range_position": ("histogram", MODEL | {"feature"}),
     "tessera_score": ("histogram", MODEL | {"output"}),
     "tessera_score_not_finite": ("counter", MODEL | {"output"}),
     "tessera_model_load_duration_seconds": ("gauge", MODEL),

@@ -13,7 +13,7 @@ from tessera.serving.server.metrics.process_report import ProcessReporter, Proce
 
 
 def counting_page(dropped=0):
-    model = ModelMetrics("m", "1", CountedNames(outputs=("clicked", "bought")))
+    model = ModelMetrics("m", "1", CountedNames(ranged=("age",), outputs=("clicked", "bought")))
     metrics = MetricsPage("1", lambda: dropped)
     metrics.show_calls(lambda: 0, lambda: {"sent": 2, "dropped": 1})
     metrics.add(model)
@@ -29,6 +29,7 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
     reporter = ProcessReporter(one, b"")
     first.observe_call(Code.OK, 0.01, samples=3)
     first.ids = 7
+    first.positions["age"].observe(0.3)
     first.scores.take(scores(clicked=[0.5, 0.5, np.nan], bought=[0, 1, 2]))
     one.unresolved.requests[Code.NOT_FOUND] += 1
     first.memory_bytes = {("cpu", "tables"): lambda: 100, ("cpu", "buffers"): lambda: 10}
@@ -55,6 +56,8 @@ def test_reports_add_up_and_a_successor_goes_on_from_them():
     assert (model.answered_samples, model.ids) == (3 + 3 + 1, 14)
     clicked = model.scores.histograms["clicked"]
     assert (clicked.count(), clicked.sum) == (2 + 2 + 1, 2.5)
+    ages = model.positions["age"]
+    assert (ages.count(), ages.sum) == (1 + 1, pytest.approx(0.6))
     assert model.scores.not_finite == {"clicked": 1 + 1, "bought": 1}
     assert model.scores.histograms["bought"].sum == 6
     assert shown.unresolved.requests[Code.NOT_FOUND] == 2

@@ -158,6 +158,22 @@ void add_histograms(std::vector<MetricFamily>& page, const Models& models) {
   }
 }
 
+// Where dense values lie in their features' ranges.
+void add_ranges(std::vector<MetricFamily>& page, const Models& models) {
+  MetricFamily positions =
+      family("tessera_feature_range_position",
+             "Where dense values lie in the range of the training rows, 0 to 1, by feature",
+             MetricType::Histogram);
+  for (const auto& model : models) {
+    model->while_loaded([&](const ModelMetrics::Loaded& loaded) {
+      for (const RangeHistograms::Feature& feature : loaded.ranges->features()) {
+        add(positions, with(labels_of(*model), "feature", feature.name), feature.positions);
+      }
+    });
+  }
+  page.push_back(std::move(positions));
+}
+
 // How the scores of each output are spread.
 void add_scores(std::vector<MetricFamily>& page, const Models& models) {
   MetricFamily scores =
@@ -380,6 +396,7 @@ std::string MetricsPage::render(const RepositoryControl* repository, ShadowList&
   add_requests(page, models, unresolved_);
   add_counters(page, models);
   add_histograms(page, models);
+  add_ranges(page, models);
   add_scores(page, models);
   add_gauges(page, models, server_version_);
   add_commits(page, models);

@@ -26,6 +26,7 @@
 #include "metrics/feature_counter.h"
 #include "metrics/follow_metrics.h"
 #include "metrics/histogram.h"
+#include "metrics/range_histograms.h"
 #include "metrics/score_counter.h"
 #include "model/runner.h"
 
@@ -168,6 +169,7 @@ class ModelMetrics {
     Facts facts;
     Gauges gauges;
     std::unique_ptr<FeatureCounter> features;
+    std::unique_ptr<RangeHistograms> ranges;
     std::unique_ptr<ScoreCounter> scores;
     std::deque<DeviceCounters> devices;
     std::atomic<std::uint64_t> buffer_bytes = 0;  // of the host, for batches of all workers

@@ -84,6 +84,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
                    .load_seconds = seconds(package_.load_time)};
   shown_->features =
       std::make_unique<FeatureCounter>(manifest.schema, package_.runner->vocabularies());
+  shown_->ranges = std::make_unique<RangeHistograms>(manifest.schema);
   shown_->scores = std::make_unique<ScoreCounter>(manifest.schema.outputs);
   shown_->gauges = {.queue_requests = [this] { return scheduler_.depth().requests; },
                     .queue_samples = [this] { return scheduler_.depth().samples; },
@@ -338,6 +339,11 @@ void ServedModel::compute(Computer& computer, ModelMetrics::DeviceCounters& devi
       }
     }
   }
+  shown_->ranges->count([&](const auto& look) {
+    for (const Part& part : batch.parts) {
+      if (part.index == 0) look(part.request->request);
+    }
+  });
   computer.executor.execute(batch.parts);
   device.inflight_batches.fetch_sub(1, std::memory_order_relaxed);
   // Buffers only grow.

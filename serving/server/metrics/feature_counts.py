@@ -1,4 +1,4 @@
-"""How many values of each feature were missing, or are outside of what the training rows held.
+"""How many values of each feature were missing, or are outside of what the training rows held, and where the others lie.
 
 Requests wait until there are many, so that their values are looked at together: a call of numpy costs
 more than its numbers do.  Owned by the event loop's thread, as all counters.
@@ -13,6 +13,7 @@ import numpy as np
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.vocabulary import OutsideVocabulary, Vocabularies
 from tessera.serving.server.metrics.counted_names import CountedNames
+from tessera.serving.server.metrics.range_counts import RangeCounter
 from tessera.serving.server.request.decoded_request import DecodedRequest, JaggedGroup
 
 _MOST_VALUES = 8_192
@@ -27,6 +28,7 @@ class FeatureCounter:
     Attributes:
         missing: ``[len(CountedNames.missing)]`` int64, of the requests that were looked at.
         outside: ``[len(CountedNames.outside)]`` int64, likewise.
+        ranges: where the dense values of those requests lie.
 
     Args:
         schema: the model's inputs.
@@ -38,6 +40,7 @@ class FeatureCounter:
         self._dense = len(counted.missing)
         self.missing = np.zeros(self._dense, np.int64)
         self.outside = np.zeros(len(counted.outside), np.int64)
+        self.ranges = RangeCounter(schema)
         ranges = schema.dense_ranges
         # A feature of which no training row had a value has an empty range.
         self._least_F = np.array([_or(own.least, math.inf) for own in ranges], np.float32)
@@ -76,6 +79,7 @@ class FeatureCounter:
             self.missing += np.isnan(dense).sum(axis=0)
             outside = (dense < self._least_F) | (dense > self._most_F)
             self.outside[: self._dense] += outside.sum(axis=0)
+            self.ranges.count(dense)
         for group in self._groups:
             group.count(waiting, self.outside[self._dense :])
 

@@ -157,7 +157,21 @@ class MetricsCollector(Collector):
                 family.add_metric(labels, read(model).cumulative(), read(model).sum)
         yield stages
         yield from (family for family, _ in families)
+        yield self._positions()
         yield from self._scores()
+
+    def _positions(self) -> Metric:
+        positions = _histogram(
+            "tessera_feature_range_position",
+            "Where dense values lie in the range of the training rows, 0 to 1, by feature",
+            "feature",
+        )
+        for model in self.models:
+            model.look_at_features()
+            for name, histogram in model.positions.items():
+                labels = (model.model, model.version, name)
+                positions.add_metric(labels, histogram.cumulative(), histogram.sum)
+        return positions
 
     def _scores(self) -> Iterator[Metric]:
         scores = _histogram(

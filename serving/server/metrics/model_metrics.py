@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from tessera.serving.server.errors import REQUEST_CODES, Code, RejectReason
 from tessera.serving.server.metrics.counted_names import NO_NAMES, CountedNames
 from tessera.serving.server.metrics.feature_counts import FeatureCounter
 from tessera.serving.server.metrics.histogram import Histogram
+from tessera.serving.server.metrics.range_counts import RANGE_BUCKETS
 from tessera.serving.server.metrics.score_counts import ScoreCounts
 from tessera.serving.server.request.decoded_request import PassTimings
 
@@ -58,6 +59,7 @@ class ModelMetrics:
     Attributes:
         missing_values: by feature, in the order of ``names.missing``.
         outside_values: by feature, in the order of ``names.outside``.
+        positions: by feature of ``names.ranged``, where its values lie in the range of the training rows.
         scores: how its scores are spread, by output.
         feature_counter: counts them where requests are answered; None elsewhere.
         answered_seconds: of the calls that got scores, what ``duration`` counts of all.
@@ -110,6 +112,7 @@ class ModelMetrics:
         self.out_of_range_ids = 0
         self.missing_values = [0] * len(self.names.missing)
         self.outside_values = [0] * len(self.names.outside)
+        self.positions = {name: Histogram(RANGE_BUCKETS) for name in self.names.ranged}
         self.scores = ScoreCounts(self.names.outputs)
 
     def look_at_features(self) -> None:
@@ -123,12 +126,16 @@ class ModelMetrics:
         ):
             own[:] = [past + new for past, new in zip(own, found.tolist(), strict=True)]
             found[:] = 0
+        numbers_GN = counter.ranges.numbers_GN
+        _add_each(self.positions.values(), numbers_GN.tolist())
+        numbers_GN[:] = 0
 
     def counted(self) -> dict[str, Any]:
         """Everything that only grows, as `add` takes it and JSON can write it."""
         self.look_at_features()
         return {
             "features": [self.missing_values, self.outside_values],
+            "positions": [[*one.counts, one.sum] for one in self.positions.values()],
             "scores": self.scores.counted(),
             "tables": [list(table.values()) for table in self._tables()],
             "histograms": [[*histogram.counts, histogram.sum] for histogram in self._histograms()],
@@ -141,12 +148,8 @@ class ModelMetrics:
         for table, counts in zip(self._tables(), counted["tables"], strict=True):
             for key, count in zip(list(table), counts, strict=True):
                 table[key] += count
-        for histogram, (*buckets, total) in zip(
-            self._histograms(), counted["histograms"], strict=True
-        ):
-            for bucket, count in enumerate(buckets):
-                histogram.counts[bucket] += count
-            histogram.sum += total
+        _add_each(self._histograms(), counted["histograms"])
+        _add_each(self.positions.values(), counted["positions"])
         for name, number in zip(_NUMBERS, counted["numbers"], strict=True):
             setattr(self, name, getattr(self, name) + number)
         for own, counts in zip(
@@ -183,6 +186,14 @@ class ModelMetrics:
         self.batch_samples.observe(timings.samples)
         self.batch_ids.observe(timings.ids)
         self.ids += timings.ids
+
+
+def _add_each(histograms: Iterable[Histogram], counted: Sequence[Sequence[float]]) -> None:
+    """Add to each histogram its buckets' counts and, behind them, the sum."""
+    for histogram, (*buckets, total) in zip(histograms, counted, strict=True):
+        for bucket, count in enumerate(buckets):
+            histogram.counts[bucket] += int(count)
+        histogram.sum += total
 
 
 def _zero() -> int:

@@ -142,7 +142,8 @@ def cpp_families() -> list[Family]:
 def _everything_counted() -> MetricsCollector:
     """The Python server's metrics with a model of which each family has a sample."""
     collector = MetricsCollector("0", lambda: 0)
-    model = ModelMetrics("m", "1", CountedNames(missing=("f",), outside=("f",), outputs=("o",)))
+    names = CountedNames(missing=("f",), outside=("f",), ranged=("f",), outputs=("o",))
+    model = ModelMetrics("m", "1", names)
     model.info = ModelInfo(sha256=lambda: "", torch="", dtype="")
     model.inflight_by_device = {"cpu": lambda: 0}
     model.memory_bytes = {("cpu", "tables"): lambda: 0}
