@@ -31,9 +31,13 @@ GUARDED_METHODS = (
             "RepositoryIndex",
             "RepositoryModelLoad",
             "RepositoryModelUnload",
+            "SystemSharedMemoryStatus",
+            "SystemSharedMemoryRegister",
+            "SystemSharedMemoryUnregister",
         )
     ),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/no.Service/Method",
 )
 OPEN_METHODS = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
@@ -48,9 +52,13 @@ GUARDED_PAGES = (
     ("GET", "/v2/models/ranker/ready"),
     ("GET", "/v2/models/ranker/stats"),
     ("POST", "/v2/models/ranker/infer"),
+    ("POST", "/v2/models/ranker/versions/3/infer"),
     ("POST", "/v2/repository/index"),
     ("POST", "/v2/repository/models/ranker/load"),
     ("POST", "/v2/repository/models/ranker/unload"),
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("POST", "/v2/systemsharedmemory/region/r/register"),
+    ("POST", "/v2/systemsharedmemory/region/r/unregister"),
     ("GET", "/v2/health/live/"),
 )
 OPEN_PAGES = tuple(

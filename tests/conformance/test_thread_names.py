@@ -6,6 +6,7 @@ from pathlib import Path
 from tests import REPOSITORY
 from tests.conformance.conformance_harness import RunningServer
 from tests.conformance.rest_calls import RestClient, rest_request
+from tests.kserve_messages import infer_request
 
 
 def thread_names(server):
@@ -25,7 +26,9 @@ def test_threads_have_the_names_of_the_operations_guide(package, kind, drawn, tm
     with RunningServer(kind, *flags) as server:
         server.predict(drawn.samples(3))
         with RestClient(server.http_address) as rest:
-            assert rest.infer(rest_request(drawn.samples(1))).status == 200
+            body, headers = rest_request(infer_request(drawn.samples(300)))
+            path = "/v2/models/ranker/infer"
+            assert rest.infer(body, headers, path=path).status == 200
         names = set(thread_names(server))
     wanted = {"worker-0", "worker-1", "log", "access-log", "recorder", "rest"}
     if kind == "cpp":

@@ -3,9 +3,11 @@
 import signal
 
 import pytest
+from grpc_health.v1 import health_pb2
 
 from tessera.cli import run_command
 from tessera.serving.client import Credentials, PredictorClient, RepositoryClient, Unauthenticated
+from tessera.serving.protocol import inference_pb2, predictor_pb2
 from tests.conformance.certificates import replace
 from tests.conformance.conformance_harness import RunningServer
 from tests.conformance.guarded import (
@@ -48,6 +50,18 @@ def count(asker, name):
     page = asker.page("GET", "/metrics", TOKEN)[1]
     assert not [each for each in (TOKEN, SLOW, WRONG) if each in page]
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
+
+
+def test_every_method_of_the_protocols_is_in_the_table():
+    services = [
+        service
+        for file in (predictor_pb2, inference_pb2, health_pb2)
+        for service in file.DESCRIPTOR.services_by_name.values()
+    ]
+    methods = {f"/{one.full_name}/{m.name}" for one in services for m in one.methods}
+    assert len(methods) > 15
+    # Health's other method is one that newer releases of its protocol have and the servers do not.
+    assert methods - {"/grpc.health.v1.Health/List"} <= {*GUARDED_METHODS, *OPEN_METHODS}
 
 
 def test_what_needs_a_token_is_refused_without_and_what_does_not_is_not(asker):
