@@ -1,7 +1,9 @@
 """The objects of Kubernetes in deploy/ fit their schemas, the servers' flags and one another.
 
-Built-in kinds are held to Kubernetes' own schemas.  Of custom kinds the fields are named here, and the containers
-in them are held to the schema of a Pod.
+Built-in kinds are held to Kubernetes' own schemas.  Of custom kinds the fields are named here, as their definitions come with
+no package, and the containers in them are held to the schema of a Pod.  By hand all of them were held to the definitions
+themselves, with unknown fields refused, on 2026-11-26: KServe at aaac4e2, Kubeflow's trainer at 8c0f505 and Prometheus'
+operator at 6adcebc, all of August 2026.
 """
 
 import configparser
