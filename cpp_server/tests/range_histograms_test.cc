@@ -132,6 +132,7 @@ TEST(RangeHistograms, ManyThreadsLoseNothing) {
   RangeHistograms histograms(with_ranges({{0.F, 1.F}}));
   const std::vector<float> dense = {.05F, .5F, kNaN};
   std::vector<std::jthread> threads;
+  threads.reserve(4);
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
       for (int pass = 0; pass < 1000; ++pass) count(histograms, dense, 1);
