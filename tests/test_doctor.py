@@ -85,6 +85,10 @@ def test_distributions_of_two_versions(monkeypatch):
     found = doctor_checks.installed_tessera()
     assert found.status == "problem"
     assert found.remedy == "pip install tessera-rec-client==1.0"
+    versions |= {"tessera-rec": "1.1+torch2.13"}  # the client needs no torch, and has no such label
+    assert doctor_checks.installed_tessera().status == "ok"
+    versions |= {"tessera-rec": "1.0+torch2.13"}
+    assert doctor_checks.installed_tessera().remedy == "pip install tessera-rec-client==1.0"
 
 
 def test_the_kernels_that_run_here(monkeypatch):
