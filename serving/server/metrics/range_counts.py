@@ -30,7 +30,9 @@ class RangeCounter:
     """
 
     def __init__(self, schema: InputSchema) -> None:
-        places, least, most = [], [], []
+        places: list[int] = []
+        least: list[float] = []
+        most: list[float] = []
         for place, own in enumerate(schema.dense_ranges):
             if own.least is None or own.most is None:
                 continue
