@@ -191,8 +191,10 @@ def _text(
         f"{program} on {one.host.cores} cores, {one.samples} samples a request, {calibration.model} version "
         f"{calibration.model_version}, measured {calibration.created}"
     )
+    waking_us = [1e6 * under.wake_s for under in costs.under]
     of_costs = (
-        f"a call outside its pass {1e6 * costs.call_s:.1f} us, waking a thread {1e6 * costs.wake_s:.1f} us, a pass of "
+        f"a call outside its pass {1e6 * costs.call_s:.1f} us, waking a thread {waking_us[0]:.1f} us under the lowest "
+        f"load measured and {waking_us[-1]:.1f} us under the highest, a pass of "
         f"{one.samples} samples {1e6 * costs.pass_s(one.samples):.1f} us, of {one.limits.max_samples} samples "
         f"{1e6 * costs.pass_s(one.limits.max_samples):.0f} us"
     )
