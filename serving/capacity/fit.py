@@ -42,8 +42,8 @@ _KEEPS_UP = 0.95
 _SHARES = (1e-5, 0.3)
 """The share of wakes that are late: of a hundred thousand one at least, and hardly a third."""
 
-_PAUSES_S = (1e-5, 0.3)
-"""How long pauses are at least and at most, seconds."""
+_PAUSES = (1e-3, 1.0)
+"""How long pauses are at least and at most, by the measured 99th percentile."""
 
 _NEAR = 0.02
 """A simulated 99th percentile as near as this to the measured one agrees with it; chance makes more."""
@@ -141,7 +141,8 @@ class _Fit:
 
         p99_s = _quantile_s(self._run, 0.99)
         if self._late_share:
-            self._now = replace(self._now, late_s=_where(with_mean, p99_s, _PAUSES_S))
+            bounds_s = (_PAUSES[0] * p99_s, _PAUSES[1] * p99_s)
+            self._now = replace(self._now, late_s=_where(with_mean, p99_s, bounds_s))
             return
         self._before = [replace(one, late_s=0.0) for one in self._before]
         self._now = replace(self._now, late_s=_tail_s(self._run))
