@@ -1,11 +1,12 @@
-"""What `tessera capacity` simulates beside what tessera-server does, under three loads.
+"""What `tessera capacity` simulates beside what tessera-server does, under several loads.
 
-    python cpp_server/bench/capacity_bench.py [--rounds 5] [--samples 64] [--json FILE]
+    python cpp_server/bench/capacity_bench.py [--rounds 5] [--samples 64] [--loads 0.3 0.6 0.8] [--json FILE]
 
 The model is the DLRM of the forward benchmark: 26 int8 tables, D=64, 13 dense features.  Each round measures the
-costs anew (tessera-load --calibrate), sends calls at random times at 30, 60 and 80% of what the server answered
-with 64 in flight, and simulates the same rates with the round's costs, the client on the same CPUs.  Figures are
-medians over the rounds; a ratio is the simulated figure by the measured one, the median of the rounds' ratios.
+costs anew (tessera-load --calibrate, at a quarter, half and three quarters of what the server answers with 64 in
+flight), sends calls at random times at 30, 60 and 80% of that, or at other loads, and simulates the same rates with
+the round's costs, the client on the same CPUs.  Figures are medians over the rounds; a ratio is the simulated figure
+by the measured one, the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from tessera.serving.server.background import ServerProcess
 from tessera.training.bench.harness import machine, print_head, print_row
 
 BUILD = Path(__file__).resolve().parents[2] / "build/cpp/release"
-SHARES = (0.3, 0.6, 0.8)
 FIGURES = ("throughput", "p50_ms", "p99_ms")
 Row = dict[str, float]
 
@@ -91,6 +91,13 @@ def parse() -> argparse.Namespace:
     add("--rounds", type=int, default=5, help="(default: %(default)s)")
     add("--samples", type=int, default=64, help="of a call (default: %(default)s)")
     add("--seconds", type=float, default=4.0, help="of a load (default: %(default)s)")
+    add(
+        "--loads",
+        type=float,
+        nargs="+",
+        default=(0.3, 0.6, 0.8),
+        help="by what the server answers with 64 calls in flight (default: %(default)s)",
+    )
     add("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
@@ -100,8 +107,8 @@ def main() -> None:
     args = parse()
     print(f"{machine()} at the start; {usable_cpus()} CPUs for server and client together")
     print(f"{args.samples} samples a call; medians of {args.rounds} rounds of {args.seconds} s")
-    rounds: dict[float, list[tuple[Row, Row]]] = {share: [] for share in SHARES}
-    rates: dict[float, list[float]] = {share: [] for share in SHARES}
+    rounds: dict[float, list[tuple[Row, Row]]] = {share: [] for share in args.loads}
+    rates: dict[float, list[float]] = {share: [] for share in args.loads}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         package = folder / "dlrm.pt"
@@ -113,7 +120,7 @@ def main() -> None:
                 most = calibration.busiest.calls / calibration.busiest.seconds
                 host = Host.of_server(calibration.server, calibration.cpus, clients=1)
                 costs = fitted_costs(calibration, args.samples)
-                for share in SHARES:
+                for share in args.loads:
                     found = measured(server, package, folder, share * most, args)
                     rounds[share].append((found, simulated(host, costs, share * most, args)))
                     rates[share].append(share * most)

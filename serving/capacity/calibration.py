@@ -1,9 +1,9 @@
 """What calls cost on a machine, as ``tessera-load --calibrate`` has measured it: the file, and costs made of it.
 
-Runs of one call at a time, of several sizes, give the time of a pass by the samples of its batch, and what a
-call costs when every thread has to be woken.  The run with the most calls in flight gives what one costs when
-nobody sleeps; the difference is what waking costs.  Runs of calls at random times, at growing rates, show how much passes vary,
-with the colder caches that they find then; `fit` takes from its latencies what is not told by these.  docs/capacity.md has the file's fields.
+Runs of one call at a time, of several sizes, give the time of a pass by the samples of its batch, and how it varies.
+The run with the most calls in flight gives what a call costs outside its pass when nobody sleeps.  Runs of calls at random times,
+at growing rates, show what waking threads costs and when they begin: `fit` takes it from their CPU times and latencies.
+docs/capacity.md has the file's fields.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy as np
 from tessera import durable
 from tessera.errors import UserError
 from tessera.serving.capacity.model import Costs
-from tessera.serving.capacity.policy import SHORT_PASS_IDS, SHORT_PASS_S
 from tessera.serving.package.strict_json import read_strictly
 
 KIND, FORMAT = "tessera-costs", 1
 _MOST_BYTES = 16 << 20
-# A call's part outside the pass that is less than this share of the pass is lost in how passes vary; what a lone
-# call takes stands for it then.
+# A call's part outside the pass that is less than this share of the pass is lost in how passes vary.  It is then at
+# most what a lone call takes, for which threads have to be woken, and at least this share of that and of the pass.
 _LOST = 0.25
+_LEAST = 0.25
 _KEYS = ("kind", "format", "created", "server", "model", "samples", "ids_per_sample", "runs")
 _QUANTILES = ("latency_us", "pass_us")
 _WHOLE = ("samples", "in_flight", "connections", "calls")
@@ -129,49 +129,32 @@ class Calibration:
         # What a call costs grows with its bytes; large calls are less exactly measured.
         weights = [1 / max(run.server_cpu_us, 1.0) for run in alone]
         base_us, grows_us = _line(sizes, outside, weights)
-        client_base_us, client_grows_us = _line(
-            sizes, [run.client_cpu_us for run in alone], weights
-        )
-        # Passes of calls at random times find colder caches: so much more, whatever their size.
-        calm = self.calm
-        calm_us = statistics.median(calm.pass_us)
-        expected_us = 1e6 * by_size.pass_s(max(round(calm.batch_samples), busy.samples))
-        busy_pass_us = 1e6 * by_size.pass_s(round(busy.batch_samples)) + calm_us - expected_us
-        share_us = max(busy_pass_us, 0.0) / busy.batch_requests
+        _, client_grows_us = _line(sizes, [run.client_cpu_us for run in alone], weights)
+        share_us = 1e6 * by_size.pass_s(round(busy.batch_samples)) / busy.batch_requests
         busy_us = busy.server_cpu_us - share_us
-        single_us = base_us + grows_us * busy.samples
+        of_lone = 1.0
         if abs(busy_us) < _LOST * share_us:
-            busy_us = max(single_us, busy_us)
-        if busy_us <= 0:
+            # Whether passes take a little more or less than lone ones is not known.  What both cost together is.
+            single_us = max(base_us + grows_us * busy.samples, 0.0)
+            busy_us = min(max(busy_us, _LEAST * min(single_us, share_us)), single_us)
+            of_lone = (busy.server_cpu_us - busy_us) / share_us
+        if busy_us <= 0 or of_lone <= 0:
             raise UserError(
                 f"runs say that {busy.in_flight} calls in flight took {busy.server_cpu_us:.1f} us of the server's CPU "
                 f"each and their passes {share_us:.1f} us; calibrate again while the machine does nothing else"
             )
-        client_us = client_base_us + client_grows_us * busy.samples
         usual = next(run for run in alone if run.samples == busy.samples)
-        usual_us = statistics.median(usual.pass_us)
         # How a pass varies where nobody takes the CPU from its thread: what others take is told by how late threads
         # begin, and counted as work it would keep the simulated CPUs busy.
-        colder_us = calm_us - expected_us - usual_us
-        short = usual_us <= SHORT_PASS_S * 1e6
-        in_loop = self.server == "cpp" and short and self._ids(busy.samples) <= SHORT_PASS_IDS
-        # The loop alone, or the loop, a worker, and the loop for the answer.
-        wakes = 1 if in_loop else 3
+        usual_us = statistics.median(usual.pass_us)
         more = samples - busy.samples
-        known_us = max(single_us, busy_us) + calm_us + max(client_us, busy.client_cpu_us)
         return Costs(
-            passes=by_size.passes,
+            passes=tuple((size, of_lone * us / 1e6) for size, us in passes),
             call_s=max(busy_us + grows_us * more, 0.0) / 1e6,
-            wake_s=max(single_us - busy_us, 0.0) / wakes / 1e6,
             client_call_s=max(busy.client_cpu_us + client_grows_us * more, 0.0) / 1e6,
-            client_wake_s=max(client_us - busy.client_cpu_us, 0.0) / 1e6,
-            wire_s=max(statistics.median(calm.latency_us) - known_us, 0.0) / 1e6,
-            spread_s=tuple((colder_us + value) / 1e6 for value in usual.pass_us),
+            spread_s=tuple(of_lone * (value - usual_us) / 1e6 for value in usual.pass_us),
             ids_per_sample=self.ids_per_sample,
         )
-
-    def _ids(self, samples: int) -> float:
-        return samples * self.ids_per_sample
 
     def text(self) -> str:
         """The file's content, which `read_calibration` reads."""

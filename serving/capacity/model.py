@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tessera.errors import FieldError
 
 MOST_REQUESTS = 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderLoad:
+    """What was found of threads that wake, under one load.
+
+    Attributes:
+        load: share of the CPUs that the calls need (`Costs.load_on`).
+        wake_s: see `Costs`.
+        client_wake_s: see `Costs`.
+        late_s: see `Costs`.
+    """
+
+    load: float
+    wake_s: float = 0.0
+    client_wake_s: float = 0.0
+    late_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("load", "wake_s", "client_wake_s", "late_s"):
+            _refuse_unless(name, getattr(self, name), least=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +85,8 @@ class Costs:
     Attributes:
         call_s: the server's part of a request outside the pass, half before it and half after it.
         wake_s: each time that a thread of the server begins to run after it had nothing to do, on a CPU that had
-            nothing to do either; a busy CPU takes it up at its next turn, which costs little.
+            nothing to do either, with what its cold caches cost then; a busy CPU takes it up at its next turn, which
+            costs little.
         client_call_s: a client's part of a request, half for sending it and half for the answer.
         client_wake_s: the same of a thread of the client.
         wire_s: what an answer takes beyond that, for which nobody uses a CPU.
@@ -74,8 +96,9 @@ class Costs:
         late_share: of the times that a thread of the network or of a client begins to run after it had nothing to do,
             the share in which it begins late, for which nobody uses a CPU: the kernel has put another thread before
             it, or the machine has taken its CPU away.
-        late_s: (load, seconds) how late it then is on average under that load (`load_on`), exponentially distributed, by
-            growing loads; between them straight lines, and beyond them what is true of the nearest.
+        late_s: how late it then is on average, exponentially distributed.
+        under: what ``wake_s``, ``client_wake_s`` and ``late_s`` are under growing loads, instead of the values
+            above; between two loads straight lines, and beyond them what is true of the nearest.
         ids_per_sample: ids of a sample, over all features.
     """
 
@@ -87,11 +110,12 @@ class Costs:
     wire_s: float = 0.0
     spread_s: tuple[float, ...] = (0.0,)
     late_share: float = 0.0
-    late_s: tuple[tuple[float, float], ...] = ()
+    late_s: float = 0.0
+    under: tuple[UnderLoad, ...] = ()
     ids_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("call_s", "wake_s", "client_call_s", "client_wake_s", "wire_s"):
+        for name in ("call_s", "wake_s", "client_call_s", "client_wake_s", "wire_s", "late_s"):
             _refuse_unless(name, getattr(self, name), least=0.0)
         _refuse_unless("ids_per_sample", self.ids_per_sample, least=0.0)
         sizes = [samples for samples, _ in self.passes]
@@ -101,11 +125,9 @@ class Costs:
             _refuse_unless("passes", seconds, least=0.0)
         if not 0 <= self.late_share <= 1:
             raise FieldError("late_share", self.late_share, "give a share of 0 to 1")
-        loads = [load for load, _ in self.late_s]
+        loads = [one.load for one in self.under]
         if any(not b > a for a, b in itertools.pairwise(loads)):
-            raise FieldError("late_s", loads, "give loads that grow")
-        for _, seconds in self.late_s:
-            _refuse_unless("late_s", seconds, least=0.0)
+            raise FieldError("under", loads, "give loads that grow")
         if not self.spread_s or any(not b >= a for a, b in itertools.pairwise(self.spread_s)):
             raise FieldError("spread_s", self.spread_s, "give ascending values")
         if not all(map(math.isfinite, self.spread_s)):
@@ -138,12 +160,22 @@ class Costs:
         needed_s = self.busy_s(samples, of_batch=largest, client=host.clients > 0)
         return rate * needed_s / host.cores
 
-    def late_at(self, load: float) -> float:
-        """How late a thread that is late begins under ``load``, in seconds on average."""
-        if not self.late_s:
-            return 0.0
-        loads, seconds = zip(*self.late_s, strict=True)
-        return float(np.interp(load, loads, seconds))
+    def at(self, load: float) -> Costs:
+        """The costs under ``load``, without ``under``."""
+        if not self.under:
+            return self
+        loads = [one.load for one in self.under]
+
+        def between(name: str) -> float:
+            return float(np.interp(load, loads, [getattr(one, name) for one in self.under]))
+
+        return replace(
+            self,
+            wake_s=between("wake_s"),
+            client_wake_s=between("client_wake_s"),
+            late_s=between("late_s"),
+            under=(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,59 +29,70 @@ class Processors(Generic[Thread]):
         self.now_s = 0.0
         self.used_s = 0.0
         self._cores = cores
-        self._given = [0.0, 0.0]
-        self._rates = [1.0, 1.0]
-        self._ends: tuple[list[tuple[float, int, Thread]], list[tuple[float, int, Thread]]]
-        self._ends = ([], [])
+        # Of each weight: the clock that its threads are given, its rate, and the ends of their work by it.
+        self._heavy_given = self._light_given = 0.0
+        self._heavy_rate = self._light_rate = 1.0
+        self._heavy: list[tuple[float, int, Thread]] = []
+        self._light: list[tuple[float, int, Thread]] = []
         self._number = 0
+        self._running = 0
 
     @property
     def idle(self) -> bool:
         """Whether a CPU has nothing to do."""
-        return sum(map(len, self._ends)) < self._cores
+        return self._running < self._cores
 
     def start(self, thread: Thread, work_s: float, kind: int) -> None:
         """Let ``thread``, of weight ``WEIGHTS[kind]``, use a CPU for ``work_s`` seconds."""
         self._number += 1
-        heapq.heappush(self._ends[kind], (self._given[kind] + work_s, self._number, thread))
-        self._share()
+        if kind:
+            heapq.heappush(self._light, (self._light_given + work_s, self._number, thread))
+        else:
+            heapq.heappush(self._heavy, (self._heavy_given + work_s, self._number, thread))
+        self._running += 1
+        if self._running > self._cores:
+            self._share()
 
     def next_end_s(self) -> float:
         """When the next thread has done its work if no other one starts; infinite if none runs."""
-        soonest = math.inf
-        for kind, ends in enumerate(self._ends):
-            if ends:
-                left = max(ends[0][0] - self._given[kind], 0.0)
-                soonest = min(soonest, self.now_s + left / self._rates[kind])
-        return soonest
+        return self.now_s + max(min(self._heavy_left_s(), self._light_left_s()), 0.0)
 
     def advance(self, to_s: float) -> None:
         """Let time pass until ``to_s``, which is not after `next_end_s`."""
         passed = to_s - self.now_s
-        for kind, ends in enumerate(self._ends):
-            self._given[kind] += passed * self._rates[kind]
-            self.used_s += passed * self._rates[kind] * len(ends)
+        heavy_s, light_s = passed * self._heavy_rate, passed * self._light_rate
+        self._heavy_given += heavy_s
+        self._light_given += light_s
+        self.used_s += heavy_s * len(self._heavy) + light_s * len(self._light)
         self.now_s = to_s
 
     def finish(self) -> Thread:
         """Take away the thread whose work ends now, at `next_end_s`."""
-        left = [
-            (ends[0][0] - self._given[kind]) / self._rates[kind] if ends else math.inf
-            for kind, ends in enumerate(self._ends)
-        ]
-        kind = left.index(min(left))
-        _, _, thread = heapq.heappop(self._ends[kind])
-        self._share()
+        light = self._light_left_s() < self._heavy_left_s()
+        _, _, thread = heapq.heappop(self._light if light else self._heavy)
+        self._running -= 1
+        if self._running >= self._cores:
+            self._share()
         return thread
 
+    def _heavy_left_s(self) -> float:
+        if not self._heavy:
+            return math.inf
+        return (self._heavy[0][0] - self._heavy_given) / self._heavy_rate
+
+    def _light_left_s(self) -> float:
+        if not self._light:
+            return math.inf
+        return (self._light[0][0] - self._light_given) / self._light_rate
+
     def _share(self) -> None:
-        heavy, light = map(len, self._ends)
+        heavy, light = len(self._heavy), len(self._light)
         if heavy + light <= self._cores:
-            self._rates = [1.0, 1.0]
+            self._heavy_rate = self._light_rate = 1.0
             return
         unit = self._cores / (heavy * WEIGHTS[0] + light * WEIGHTS[1])
         rate = WEIGHTS[0] * unit
         if rate > 1 and light:
-            self._rates = [1.0, min((self._cores - heavy) / light, 1.0)]
+            self._heavy_rate, self._light_rate = 1.0, min((self._cores - heavy) / light, 1.0)
         else:
-            self._rates = [min(rate, 1.0), min(WEIGHTS[1] * unit, 1.0)]
+            self._heavy_rate, self._light_rate = min(rate, 1.0), min(WEIGHTS[1] * unit, 1.0)

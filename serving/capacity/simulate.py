@@ -48,6 +48,9 @@ class Outcome:
         latency_s: ``[N]`` from then until its answer; NaN where it was refused.
         batch_samples: samples of each batch, in the order in which they were cut.
         used_s: CPU time that server and client used.
+        client_used_s: the client's part of it.
+        wakes: times that a thread of the server was woken on a CPU that had nothing to do.
+        client_wakes: the same of a client's threads.
         cores: CPUs of the host.
         warm_up: requests at the begin that figures leave out.
     """
@@ -56,8 +59,21 @@ class Outcome:
     latency_s: Array
     batch_samples: Array
     used_s: float
+    client_used_s: float
+    wakes: int
+    client_wakes: int
     cores: int
     warm_up: int
+
+    @property
+    def server_call_s(self) -> float:
+        """CPU time that the server used for a request."""
+        return (self.used_s - self.client_used_s) / self.due_s.size
+
+    @property
+    def client_call_s(self) -> float:
+        """CPU time that a client used for a request."""
+        return self.client_used_s / self.due_s.size
 
     @property
     def measured_s(self) -> Array:
@@ -126,11 +142,11 @@ def simulate(
     if ratios is None:
         ratios = [1.0]
     late = [0.0]
-    late_s = costs.late_at(costs.load_on(host, load.rate, load.samples))
-    if costs.late_share > 0 and late_s > 0:
+    costs = costs.at(costs.load_on(host, load.rate, load.samples))
+    if costs.late_share > 0 and costs.late_s > 0:
         wakes = _WAKES_OF_CALL * due.size
         is_late = random.random(wakes) < costs.late_share
-        late = np.where(is_late, random.exponential(late_s, wakes), 0.0).tolist()
+        late = np.where(is_late, random.exponential(costs.late_s, wakes), 0.0).tolist()
     run = _Run(
         host=host,
         costs=costs,
@@ -148,6 +164,10 @@ def simulate(
         latency_s=np.asarray(run.latency),
         batch_samples=np.asarray(run.batches, dtype=np.float64),
         used_s=run.processors.used_s,
+        client_used_s=costs.client_call_s * run.client_items / 2
+        + costs.client_wake_s * run.client_wakes,
+        wakes=run.wakes,
+        client_wakes=run.client_wakes,
         cores=host.cores,
         warm_up=int(load.warm_up * due.size),
     )
@@ -208,6 +228,7 @@ class _Run:
         self.parts = [limits.max_samples] * whole + [rest] * (rest > 0)
         self.due, self.ratios, self.beyond = due, ratios, beyond
         self.late, self.woken = late, 0
+        self.wakes = self.client_wakes = self.client_items = 0
         # When threads of the network and of clients that are late begin, and which.
         self.begins: list[tuple[float, int, _Thread]] = []
         self.latency = [math.nan] * len(due)
@@ -276,9 +297,14 @@ class _Run:
             self._begin(thread)
 
     def _begin(self, thread: _Thread) -> None:
-        client = thread.kind == "client"
-        wake_s = self.costs.client_wake_s if client else self.costs.wake_s
-        self._go_on(thread, wake_s * self.processors.idle)
+        if not self.processors.idle:
+            self._go_on(thread)
+        elif thread.kind == "client":
+            self.client_wakes += 1
+            self._go_on(thread, self.costs.client_wake_s)
+        else:
+            self.wakes += 1
+            self._go_on(thread, self.costs.wake_s)
 
     def _go_on(self, thread: _Thread, more_s: float = 0.0) -> None:
         """Begin the next item; a turn of an event loop ends when those are done that it began with."""
@@ -290,6 +316,7 @@ class _Run:
         thread.turn -= 1
         thread.doing = thread.queue.popleft()
         client = thread.kind == "client"
+        self.client_items += client
         work_s = (self.costs.client_call_s if client else self.costs.call_s) / 2
         self.processors.start(thread, work_s + more_s, _NETWORK)
 
@@ -364,7 +391,9 @@ class _Run:
         idle.threads.remove(worker)
         idle.waking += 1
         worker.doing = ("woken", None)
-        self.processors.start(worker, self.costs.wake_s * self.processors.idle, _WORKER)
+        on_idle = self.processors.idle
+        self.wakes += on_idle
+        self.processors.start(worker, self.costs.wake_s * on_idle, _WORKER)
 
     def _next_batch(self, worker: _Thread) -> None:
         decision = decide(

@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     from tessera.errors import UserError  # noqa: PLC0415 - with what follows
     from tessera.serving.capacity.calibration import read_calibration  # noqa: PLC0415 - loads numpy
     from tessera.serving.capacity.fit import fitted_costs  # noqa: PLC0415 - likewise
-    from tessera.serving.capacity.model import Host  # noqa: PLC0415 - likewise
+    from tessera.serving.capacity.model import Host, Load  # noqa: PLC0415 - likewise
     from tessera.serving.capacity.policy import BatchLimits  # noqa: PLC0415 - likewise
     from tessera.serving.capacity.sweep import Simulated, size  # noqa: PLC0415 - likewise
     from tessera.serving.package.records import Records  # noqa: PLC0415 - likewise
@@ -162,6 +162,8 @@ def run(args: argparse.Namespace) -> int:
     samples = args.samples or calibration.samples
     cores = args.cores or calibration.cpus
     clients = int(args.client_on_host)
+    # Refused here if need be, and not after the costs have been found, which takes a while.
+    Load(rate=args.rate, samples=samples, requests=args.requests, seed=args.seed)
     one = Simulated(
         host=Host.of_server(calibration.server, cores, clients=clients),
         costs=fitted_costs(calibration, samples),
@@ -191,8 +193,10 @@ def _text(
         f"{program} on {one.host.cores} cores, {one.samples} samples a request, {calibration.model} version "
         f"{calibration.model_version}, measured {calibration.created}"
     )
+    waking_us = [1e6 * under.wake_s for under in costs.under]
     of_costs = (
-        f"a call outside its pass {1e6 * costs.call_s:.1f} us, waking a thread {1e6 * costs.wake_s:.1f} us, a pass of "
+        f"a call outside its pass {1e6 * costs.call_s:.1f} us, waking a thread {waking_us[0]:.1f} us under the lowest "
+        f"load measured and {waking_us[-1]:.1f} us under the highest, a pass of "
         f"{one.samples} samples {1e6 * costs.pass_s(one.samples):.1f} us, of {one.limits.max_samples} samples "
         f"{1e6 * costs.pass_s(one.limits.max_samples):.0f} us"
     )

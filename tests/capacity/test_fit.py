@@ -1,12 +1,13 @@
-"""What is fitted to the latencies of a measurement: a made-up machine, measured by simulation, is found again."""
+"""What is fitted to the runs of a measurement: a made-up machine, measured by simulation, is found again."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tessera.serving.capacity.fit import fitted_costs
-from tessera.serving.capacity.model import Host, Load
+from tessera.serving.capacity.model import Host, Load, UnderLoad
 from tessera.serving.capacity.simulate import simulate
 from tests.capacity.test_calibration import made_up, run_of
 
@@ -15,54 +16,73 @@ US = 1e-6
 RATE = 8_000.0
 REQUESTS = 20_000
 LEVELS = 100 * (np.arange(101) + 0.5) / 101
+# What waking costs the server and the client.
+WAKES = {"wake_s": 10 * US, "client_wake_s": 5 * US}
 # A thread in a thousand begins 2 ms later than it is due, on average.
-LATE = {"late_share": 1e-3, "late_s": ((0.0, 2_000 * US),)}
+LATE = {"late_share": 1e-3, "late_s": 2_000 * US}
 
 
 def percentiles_s(costs, rate, percents, seed=0):
-    load = Load(rate=rate, samples=1, requests=REQUESTS, seed=seed)
-    return np.array([simulate(HOST, costs, load).percentile_s(one) for one in percents])
+    found = simulate(HOST, costs, Load(rate=rate, samples=1, requests=REQUESTS, seed=seed))
+    return np.array([found.percentile_s(one) for one in percents])
 
 
-def measured(costs, *more_rates):
-    """A measurement of the machine that ``costs`` is, at `RATE` and ``more_rates`` calls a second."""
+def machine(**changes):
+    return replace(made_up().costs(1), **{**WAKES, **changes})
+
+
+@functools.cache
+def measured(costs, *rates, requests=60_000):
+    """A measurement of the machine that ``costs`` is, at ``rates`` calls a second."""
     rated = []
-    for rate in (RATE, *more_rates):
-        load = Load(rate=rate, samples=1, requests=60_000, seed=3)
-        outcome = simulate(HOST, costs, load)
-        run = run_of(1, 0, server=60, client=20, pass_us=72, latency=1, rate=rate)
+    for rate in rates:
+        outcome = simulate(HOST, costs, Load(rate=rate, samples=1, requests=requests, seed=3))
+        server, client = 1e6 * outcome.server_call_s, 1e6 * outcome.client_call_s
+        run = run_of(1, 0, server=server, client=client, pass_us=60, latency=1, rate=rate)
         latencies = tuple(1e6 * outcome.percentile_s(one) for one in LEVELS)
         rated.append(replace(run, calls=int(rate * run.seconds), latency_us=latencies))
     good = made_up()
     return replace(good, runs=(*good.runs[:-1], *rated))
 
 
-def machine(*, wakes=1.0, **changes):
-    costs = made_up().costs(1)
-    wake = {"wake_s": wakes * costs.wake_s, "client_wake_s": wakes * costs.client_wake_s}
-    return replace(costs, **{"wire_s": 0.0, **wake, **changes})
-
-
 def test_a_machine_without_pauses_gets_none():
-    found = fitted_costs(measured(machine(wire_s=30 * US)), 1, requests=REQUESTS)
+    found = fitted_costs(measured(machine(wire_s=30 * US), RATE), 1, requests=REQUESTS)
     assert found.wire_s == pytest.approx(30 * US, abs=3 * US)
-    assert found.wake_s == made_up().costs(1).wake_s
+    (under,) = found.under
+    assert under.wake_s == pytest.approx(WAKES["wake_s"], rel=0.05)
+    assert under.client_wake_s == pytest.approx(WAKES["client_wake_s"], rel=0.05)
     # Chance may leave some at the very end: less than a microsecond of a wake, where real pauses below make two.
-    ((_, late_s),) = found.late_s
-    assert found.late_share * late_s < 1 * US
-    assert late_s < 100 * US
+    assert found.late_share * under.late_s < 1 * US
+    assert under.late_s < 100 * US
 
 
-def test_waking_that_costs_less_than_a_lone_call_shows_is_found():
-    found = fitted_costs(measured(machine(wakes=0.3)), 1, requests=REQUESTS)
-    ratio = found.wake_s / made_up().costs(1).wake_s
-    assert ratio == pytest.approx(0.3, abs=0.15)
-    assert found.client_wake_s / made_up().costs(1).client_wake_s == pytest.approx(ratio)
+def test_waking_that_costs_less_under_more_load_is_found():
+    """A simulation with the costs of the lower load is busier than the machine, and later where it is nearly full."""
+    rates = (RATE / 2, 2 * RATE)
+    costs = ((20 * US, 12 * US), (4 * US, 3 * US))
+    loads = [machine().load_on(HOST, rate, 1) for rate in rates]
+    under = tuple(
+        UnderLoad(load=load, wake_s=server, client_wake_s=client)
+        for load, (server, client) in zip(loads, costs, strict=True)
+    )
+    true = machine(under=under)
+    found = fitted_costs(measured(true, *rates, requests=30_000), 1, requests=REQUESTS // 2)
+    assert [one.load for one in found.under] == pytest.approx(loads)
+    for one, (server, client) in zip(found.under, costs, strict=True):
+        assert one.wake_s == pytest.approx(server, rel=0.1, abs=1 * US)
+        assert one.client_wake_s == pytest.approx(client, rel=0.1, abs=1 * US)
+    of_calm = replace(found, under=found.under[:1])
+    for rate in (1.5 * RATE, 2 * RATE, 2.2 * RATE):
+        load = Load(rate=rate, samples=1, requests=REQUESTS, seed=9)
+        expected, said, more = (simulate(HOST, one, load) for one in (true, found, of_calm))
+        assert said.utilisation == pytest.approx(expected.utilisation, rel=0.02)
+        assert said.percentile_s(99) == pytest.approx(expected.percentile_s(99), rel=0.1)
+        assert more.utilisation > 1.05 * expected.utilisation
 
 
 def test_pauses_are_found_and_tell_of_other_loads():
     true = machine(**LATE)
-    calibration = measured(true)
+    calibration = measured(true, RATE)
     found = fitted_costs(calibration, 1, requests=REQUESTS)
     without = calibration.costs(1)
     for share in (0.3, 0.6, 0.8):
@@ -77,10 +97,14 @@ def test_pauses_are_found_and_tell_of_other_loads():
 def test_pauses_that_grow_with_the_load_are_found():
     """They are twice as long at twice the lowest rate; a rate between the two is told, too."""
     loads = [machine().load_on(HOST, rate, 1) for rate in (RATE, 2 * RATE)]
-    true = machine(late_share=1e-2, late_s=tuple(zip(loads, (5e-4, 1e-3), strict=True)))
-    found = fitted_costs(measured(true, 2 * RATE), 1, requests=REQUESTS)
-    assert len(found.late_s) == 2
-    unchanging = replace(found, late_s=found.late_s[:1])
+    under = tuple(
+        UnderLoad(load=load, late_s=late_s, **WAKES)
+        for load, late_s in zip(loads, (5e-4, 1e-3), strict=True)
+    )
+    true = machine(late_share=1e-2, under=under)
+    found = fitted_costs(measured(true, RATE, 2 * RATE), 1, requests=REQUESTS)
+    assert len(found.under) == 2
+    unchanging = replace(found, under=found.under[:1])
     for times in (1.5, 2):
         # Of the same random numbers: what is left is what was found.
         expected, said, less = (
@@ -92,7 +116,7 @@ def test_pauses_that_grow_with_the_load_are_found():
 
 
 def test_a_run_that_could_not_keep_up_is_left_out():
-    calibration = measured(machine(**LATE), 2 * RATE)
+    calibration = measured(machine(**LATE), RATE, 2 * RATE, requests=5_000)
     queueing = replace(calibration.rated[1], calls=int(RATE * calibration.rated[1].seconds))
     with_it = replace(calibration, runs=(*calibration.runs[:-1], queueing))
     without = replace(calibration, runs=calibration.runs[:-1])
@@ -100,9 +124,8 @@ def test_a_run_that_could_not_keep_up_is_left_out():
 
 
 def test_other_sizes_have_the_same_pauses():
-    calibration = measured(machine(**LATE))
+    calibration = measured(machine(**LATE), RATE, requests=5_000)
     one = fitted_costs(calibration, 1, requests=1_000)
     more = fitted_costs(calibration, 101, requests=1_000)
-    assert (more.late_share, more.late_s) == (one.late_share, one.late_s)
-    assert more.wire_s == one.wire_s
+    assert (more.late_share, more.under, more.wire_s) == (one.late_share, one.under, one.wire_s)
     assert more.call_s > one.call_s

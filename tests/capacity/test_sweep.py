@@ -1,6 +1,7 @@
 """Hosts that a load needs, and the command that says it."""
 
 import dataclasses
+import functools
 import json
 import math
 import xml.etree.ElementTree as ET
@@ -9,6 +10,7 @@ import pytest
 
 from tessera.cli import main
 from tessera.errors import UserError
+from tessera.serving.capacity import fit
 from tessera.serving.capacity.model import Costs, Host
 from tessera.serving.capacity.policy import BatchLimits
 from tessera.serving.capacity.sweep import Simulated, size
@@ -73,6 +75,14 @@ def measured(tmp_path_factory):
     costs = made_up(model=manifest.name, model_version=manifest.version)
     costs.write(path.with_suffix(".costs.json"))
     return path, costs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def found_once():
+    """What is found of one measurement is found once for the commands of this file: it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "fitted_costs", functools.cache(fit.fitted_costs))
+        yield
 
 
 ASKED = ["--rate", "50000", "--p99-ms", "5", "--requests", "2000"]
