@@ -110,7 +110,7 @@ def test_pieces_are_encoded_each_for_itself(lengths, kind):
 
 @pytest.mark.parametrize("mode", [None, 0, 1, 2, 4])
 def test_mx4_has_the_bytes_of_fbgemm(mode):
-    from fbgemm_gpu.quantize_utils import RoundingMode, fp32_to_mx4, mx4_to_fp32  # noqa: PLC0415
+    from fbgemm_gpu.quantize_utils import RoundingMode, fp32_to_mx4, mx4_to_fp32
 
     torch.manual_seed(0)
     rows = torch.randn(200, 16) * torch.exp2(torch.randint(-100, 100, (200, 1)))

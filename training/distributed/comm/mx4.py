@@ -11,11 +11,13 @@ exponent asks for.  A group that has a number that is not finite has the exponen
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_MIDDLES = tuple((low + high) / 2 for low, high in zip(SIZES, SIZES[1:], strict=False))
+_MIDDLES = tuple((low + high) / 2 for low, high in itertools.pairwise(SIZES))
 _BIAS, _NOT_FINITE, _SIGN = 127, 255, 8
 _LEAST, _MOST = -127, 125  # of the shared exponent
 # The mode's number in FBGEMM's `RoundingMode` -> the mantissa, from 0.5 to 1, of the largest number from which
