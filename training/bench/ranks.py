@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
@@ -42,6 +43,7 @@ def _rank(  # noqa: PLR0917 - torch's spawn gives them by position
     try:
         found = work(*arguments)
     finally:
+        gc.collect()  # cycles of pipelines and models hold the group, whose threads end with it
         dist.destroy_process_group()
     if rank == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))

@@ -57,6 +57,20 @@ class QuantizedCommCodec(Generic[QuantizationContext]):
         del ctx
         return input_len
 
+    def padded_size(
+        self,
+        input_tensor: Tensor,
+        dim_per_rank: list[int],
+        my_rank: int,
+        qcomm_ctx: QuantizationContext | None = None,
+    ) -> tuple[int, int]:
+        """How wide ``input_tensor``, ``[B, D]`` or flat, is to be before it is encoded, and how much of that is padding.
+
+        Codecs fill rows up themselves, so the width is its own, and there is no padding.
+        """
+        del dim_per_rank, my_rank, qcomm_ctx
+        return input_tensor.shape[-1], 0
+
     def create_context(self) -> QuantizationContext | None:
         """What the encoding of one tensor and its decoding share, or None."""
         return None

@@ -7,6 +7,7 @@
 | fp8, forward (4 bits of exponent) | 1 + 4 per row | ``2**-4 * |x|`` or ``2**-10 * max|row| / 448`` |
 | fp8, backward (5 bits of exponent) | 1 + 4 per row | ``2**-3 * |x|`` or ``2**-17 * max|row| / 57344`` |
 | int8 | 1 + 8 per row | ``(hi - lo) / 510``, and rounding of float32 |
+| mx4 | .5 + 1 per row | ``|x| / 5`` or ``max|row| / 14``; `tessera.training.distributed.comm.mx4` |
 
 A row is what is scaled together: ``quantize_dim`` successive numbers; a piece that is not a multiple
 of it is filled up.  Sums over ranks add decoded numbers in float32, so every precision serves
@@ -25,6 +26,7 @@ from enum import Enum, unique
 import torch
 from torch import Tensor
 
+from tessera.training.distributed.comm import mx4
 from tessera.training.distributed.comm.codec_types import (
     CommOp,
     QuantizedCommCodec,
@@ -43,6 +45,7 @@ class CommType(Enum):
     BF16 = "bf16"
     FP8 = "fp8"
     INT8 = "int8"
+    MX4 = "mx4"
 
     def __str__(self) -> str:
         return self.value
@@ -62,9 +65,15 @@ class QCommsConfig:
         fp8_quantize_dim_bwd: the same for gradients; None: as forwards.
         int8_quantize_dim: numbers per row of int8; None: 32.
         int8_quantize_dim_bwd: the same for gradients; None: as forwards.
+        fp8_bwd_uses_143: gradients, too, have 4 bits of exponent in fp8.
+        mx4_quantize_dim: numbers per row of mx4, an even number; None: 32.
+        mx4_quantize_dim_bwd: the same for gradients; None: as forwards.
+        mx4_rounding_mode: how the exponent of a row of mx4 is rounded, an entry of FBGEMM's `RoundingMode` or its
+            number: nearest (0), floor (1), even (2), stochastic (3) or ceil (4); None: even.  The bound above is for even.
 
     Raises:
-        ValueError: an option of another precision than the chosen one, or that is not positive.
+        ValueError: an option of another precision than the chosen one, or that is not positive; a row of mx4
+            that is not even; a rounding mode that does not exist.
     """
 
     forward_precision: CommType = CommType.FP32
@@ -75,6 +84,10 @@ class QCommsConfig:
     fp8_quantize_dim_bwd: int | None = None
     int8_quantize_dim: int | None = None
     int8_quantize_dim_bwd: int | None = None
+    fp8_bwd_uses_143: bool | None = False
+    mx4_quantize_dim: int | None = None
+    mx4_quantize_dim_bwd: int | None = None
+    mx4_rounding_mode: int | None = None
 
     def __post_init__(self) -> None:
         both = {self.forward_precision, self.backward_precision}
@@ -86,17 +99,28 @@ class QCommsConfig:
             ("fp8_quantize_dim_bwd", CommType.FP8, backward),
             ("int8_quantize_dim", CommType.INT8, both),
             ("int8_quantize_dim_bwd", CommType.INT8, backward),
+            ("fp8_bwd_uses_143", CommType.FP8, backward),
+            ("mx4_quantize_dim", CommType.MX4, both),
+            ("mx4_quantize_dim_bwd", CommType.MX4, backward),
+            ("mx4_rounding_mode", CommType.MX4, both),
         ):
             value = getattr(self, name)
-            if value is None:
+            if value is None or value is False:
                 continue
             if needed not in directions:
                 chosen = " and ".join(sorted(str(kind) for kind in directions))
                 raise ValueError(
                     f"{name} is {value}, but the precision is {chosen}; it serves {needed} only"
                 )
-            if value <= 0:
+            if name == "mx4_rounding_mode":
+                if value not in {*mx4.THRESHOLDS, mx4.STOCHASTIC}:
+                    raise ValueError(f"{name} is {value}; give one of FBGEMM's modes, 0 to 4")
+            elif value <= 0:
                 raise ValueError(f"{name} is {value}; give a positive number")
+            elif needed is CommType.MX4 and value % 2:
+                raise ValueError(
+                    f"{name} is {value}; two numbers share a byte, so give an even number"
+                )
 
 
 class HalfCodec(QuantizedCommCodec[None]):
@@ -129,12 +153,13 @@ class HalfCodec(QuantizedCommCodec[None]):
 
 
 class _RowCodec(QuantizedCommCodec[None], ABC):
-    """Rows of ``row_dim`` bytes with ``header_bytes`` before each."""
+    """Rows of ``row_dim`` numbers, each of ``row_bytes`` bytes."""
 
-    header_bytes: int
+    row_bytes: int
 
-    def __init__(self, row_dim: int) -> None:
+    def __init__(self, row_dim: int, row_bytes: int) -> None:
         self.row_dim = row_dim
+        self.row_bytes = row_bytes
 
     def encode(self, input_tensor: Tensor, ctx: None = None) -> Tensor:
         """Fill the numbers up to whole rows and encode each row."""
@@ -146,33 +171,42 @@ class _RowCodec(QuantizedCommCodec[None], ABC):
         rows = flat.view(-1, self.row_dim)
         if rows.numel() == 0:
             return torch.empty(0, dtype=torch.uint8, device=flat.device)
-        header, codes = self._encode_rows(rows)
-        return torch.cat([header.view(torch.uint8), codes], dim=1).view(-1)
+        return self._encode_rows(rows).view(-1)
 
     def decode(self, input_grad: Tensor, ctx: None = None) -> Tensor:
         """Decode whole rows to float32 numbers, in one dimension."""
         del ctx
-        rows = input_grad.view(-1, self.header_bytes + self.row_dim)
-        # A copy, for a float32 view must begin at a multiple of four bytes.
-        header = rows[:, : self.header_bytes].clone(memory_format=torch.contiguous_format)
-        return self._decode_rows(header.view(torch.float32), rows[:, self.header_bytes :]).view(-1)
+        return self._decode_rows(input_grad.view(-1, self.row_bytes)).view(-1)
 
     def quantized_dtype(self) -> torch.dtype:
         """Return the type of bytes."""
         return torch.uint8
 
     def calc_quantized_size(self, input_len: int, ctx: None = None) -> int:
-        """Return the number of bytes of whole rows with their headers."""
+        """Return the number of bytes of whole rows."""
         del ctx
-        return -(-input_len // self.row_dim) * (self.header_bytes + self.row_dim)
+        return -(-input_len // self.row_dim) * self.row_bytes
 
     @abstractmethod
-    def _encode_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """``[n, row_dim]`` to float32 headers and uint8 codes."""
+    def _encode_rows(self, rows: Tensor) -> Tensor:
+        """``[n, row_dim]`` to uint8 ``[n, row_bytes]``."""
 
     @abstractmethod
-    def _decode_rows(self, header: Tensor, codes: Tensor) -> Tensor:
-        """Decode headers and codes to float32 ``[n, row_dim]``."""
+    def _decode_rows(self, rows: Tensor) -> Tensor:
+        """The float32 numbers ``[n, row_dim]`` of ``[n, row_bytes]``."""
+
+
+def _headed(header: Tensor, codes: Tensor) -> Tensor:
+    """Rows of bytes, each with its float32 numbers ``header`` before its ``codes``."""
+    return torch.cat([header.view(torch.uint8), codes], dim=1)
+
+
+def _parts(rows: Tensor, headers: int) -> tuple[Tensor, Tensor]:
+    """The ``headers`` float32 numbers of each row of `_headed`, and its codes."""
+    nbytes = 4 * headers
+    # A copy, for a float32 view must begin at a multiple of four bytes.
+    header = rows[:, :nbytes].clone(memory_format=torch.contiguous_format)
+    return header.view(torch.float32), rows[:, nbytes:]
 
 
 class Fp8Codec(_RowCodec):
@@ -184,22 +218,21 @@ class Fp8Codec(_RowCodec):
             sizes differ more).
     """
 
-    header_bytes = 4
-
     def __init__(self, row_dim: int, *, forward: bool) -> None:
-        super().__init__(row_dim)
+        super().__init__(row_dim, row_bytes=4 + row_dim)
         self._dtype = torch.float8_e4m3fn if forward else torch.float8_e5m2
         self._largest = torch.finfo(self._dtype).max
 
-    def _encode_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_rows(self, rows: Tensor) -> Tensor:
         scale = rows.abs().amax(dim=1, keepdim=True).div_(self._largest)
         # A row of zeros, or of numbers too small to be scaled up, is sent as it is.
         scale = torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
         # Rounding of the division must not carry the largest number over the edge.
         scaled = (rows / scale).clamp_(-self._largest, self._largest)
-        return scale, scaled.to(self._dtype).view(torch.uint8)
+        return _headed(scale, scaled.to(self._dtype).view(torch.uint8))
 
-    def _decode_rows(self, header: Tensor, codes: Tensor) -> Tensor:
+    def _decode_rows(self, rows: Tensor) -> Tensor:
+        header, codes = _parts(rows, 1)
         return codes.contiguous().view(self._dtype).to(torch.float32).mul_(header)
 
 
@@ -210,16 +243,37 @@ class Int8Codec(_RowCodec):
         row_dim: numbers per row.
     """
 
-    header_bytes = 8
+    def __init__(self, row_dim: int) -> None:
+        super().__init__(row_dim, row_bytes=8 + row_dim)
 
-    def _encode_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_rows(self, rows: Tensor) -> Tensor:
         low, high = torch.aminmax(rows, dim=1, keepdim=True)
         step = (high - low).div_(255)
         codes = (rows - low).div_(torch.where(step == 0, 1.0, step)).round_().clamp_(0, 255)
-        return torch.cat([step, low], dim=1), codes.to(torch.uint8)
+        return _headed(torch.cat([step, low], dim=1), codes.to(torch.uint8))
 
-    def _decode_rows(self, header: Tensor, codes: Tensor) -> Tensor:
+    def _decode_rows(self, rows: Tensor) -> Tensor:
+        header, codes = _parts(rows, 2)
         return codes.to(torch.float32).mul_(header[:, :1]).add_(header[:, 1:])
+
+
+class Mx4Codec(_RowCodec):
+    """Numbers of 4 bits, each row with one exponent.
+
+    Args:
+        row_dim: numbers per row, even.
+        rounding_mode: the number of FBGEMM's mode, see `QCommsConfig`.
+    """
+
+    def __init__(self, row_dim: int, rounding_mode: int = mx4.EVEN) -> None:
+        super().__init__(row_dim, row_bytes=row_dim // 2 + 1)
+        self._mode = rounding_mode
+
+    def _encode_rows(self, rows: Tensor) -> Tensor:
+        return mx4.encode(rows, self._mode)
+
+    def _decode_rows(self, rows: Tensor) -> Tensor:
+        return mx4.decode(rows)
 
 
 def _codec(config: QCommsConfig, *, forward: bool) -> QuantizedCommCodec[None]:
@@ -228,15 +282,18 @@ def _codec(config: QCommsConfig, *, forward: bool) -> QuantizedCommCodec[None]:
     dims = {
         CommType.FP8: (config.fp8_quantize_dim_bwd, config.fp8_quantize_dim),
         CommType.INT8: (config.int8_quantize_dim_bwd, config.int8_quantize_dim),
+        CommType.MX4: (config.mx4_quantize_dim_bwd, config.mx4_quantize_dim),
     }
     given = dims.get(precision, (None, None))[1 if forward else 0 :]
     row_dim = next((dim for dim in given if dim), DEFAULT_ROW_DIM)
+    mode = mx4.EVEN if config.mx4_rounding_mode is None else int(config.mx4_rounding_mode)
     made: dict[CommType, Callable[[], QuantizedCommCodec[None]]] = {
         CommType.FP32: QuantizedCommCodec,
         CommType.FP16: lambda: HalfCodec(torch.float16, scale),
         CommType.BF16: lambda: HalfCodec(torch.bfloat16),
-        CommType.FP8: lambda: Fp8Codec(row_dim, forward=forward),
+        CommType.FP8: lambda: Fp8Codec(row_dim, forward=forward or bool(config.fp8_bwd_uses_143)),
         CommType.INT8: lambda: Int8Codec(row_dim),
+        CommType.MX4: lambda: Mx4Codec(row_dim, mode),
     }
     return made[precision]()
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tessera.training.distributed.comm.codec_types import NoOpQuantizedCommCodec, QuantizedCommCodec
+from tessera.training.distributed.comm.in_flight import kept
 
 Codec = QuantizedCommCodec[Any]
 
@@ -123,7 +124,7 @@ def start_all_to_all(
     sizes = travelling(receive)
     received = sent.new_empty(sum(sizes))
     work = dist.all_to_all_single(received, sent, sizes, travelling(send), group=pg, async_op=True)
-    return Pending(work, received, sent, _decoder(codec, receive, flat.dtype))
+    return Pending(kept(work, sent), received, sent, _decoder(codec, receive, flat.dtype))
 
 
 def start_reduce_scatter(
@@ -158,7 +159,7 @@ def start_all_gather(
     sent = flat if codec is None else codec.encode(flat).view(-1)
     received = sent.new_empty(sent.numel() * pg.size())
     work = _all_gather(received, sent, group=pg, async_op=True)
-    return Pending(work, received, sent, _decoder(codec, lengths, flat.dtype))
+    return Pending(kept(work, sent), received, sent, _decoder(codec, lengths, flat.dtype))
 
 
 def _sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:

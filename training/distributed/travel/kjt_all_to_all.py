@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tessera.training.distributed.comm.alltoall_sequence import segment_order
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.in_flight import kept
 from tessera.training.distributed.travel.batch_kind import batch_kind, check_kinds
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -77,9 +78,8 @@ class SplitsAllToAllAwaitable(Awaitable[list[list[int]]]):
         self._kinds = len(input_tensors)
         self._sent = torch.stack(input_tensors, dim=1).flatten()
         self._received = torch.empty_like(self._sent)
-        self._work: dist.Work | None = dist.all_to_all_single(
-            self._received, self._sent, group=pg, async_op=True
-        )
+        work = dist.all_to_all_single(self._received, self._sent, group=pg, async_op=True)
+        self._work: dist.Work | None = kept(work, self._sent)
 
     def _wait_impl(self) -> list[list[int]]:
         assert self._work is not None, "splits are waited for once"
@@ -180,7 +180,7 @@ class KJTAllToAllTensorsAwaitable(Awaitable[KeyedJaggedTensor]):
             received = torch.empty(sum(receive), dtype=sent.dtype, device=device)
             work = dist.all_to_all_single(received, sent, receive, send, group=pg, async_op=True)
             self._received.append(received)
-            self._works.append(work)
+            self._works.append(kept(work, sent))
 
     def _wait_impl(self) -> KeyedJaggedTensor:
         if self._world_size == 1:

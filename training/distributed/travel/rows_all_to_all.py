@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.comm.in_flight import kept
 from tessera.training.distributed.comm.transport import Pending, start_all_to_all
 from tessera.training.sparse.exchange import sums_of_splits
 from tessera.training.sparse.jagged_tensor import JaggedTensor
@@ -92,9 +93,9 @@ class TensorAllToAllSplitsAwaitable(Awaitable[TensorAllToAllValuesAwaitable]):
         self._work: dist.Work | None = None
         if not _alone(pg):
             self.output_splits = torch.empty_like(splits)
-            self._work = dist.all_to_all_single(
-                self.output_splits, splits.contiguous(), group=pg, async_op=True
-            )
+            sent = splits.contiguous()
+            work = dist.all_to_all_single(self.output_splits, sent, group=pg, async_op=True)
+            self._work = kept(work, sent)
 
     def _wait_impl(self) -> TensorAllToAllValuesAwaitable:
         if self._work is not None:
