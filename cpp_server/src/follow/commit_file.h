@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "follow/commit_chain.h"
+#include "common/raw_bytes.h"
 #include "model/weights.h"
 #include "package/commit.h"
 #include "package/signature.h"
@@ -45,7 +46,7 @@ inline constexpr std::uint64_t kMaxCommitBytes = std::uint64_t{4} << 30;
 struct ReadCommit {
   CommitInfo info;
   std::string sha256;  // unsigned_sha256 of its commit.json
-  std::vector<std::byte> golden;
+  RawBytes golden;
   std::vector<Patch> patches;  // in their order
 };
 
