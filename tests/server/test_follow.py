@@ -12,6 +12,7 @@ import torch
 from tessera.kernels import reference
 from tessera.kernels.ops import load as load_operators
 from tessera.serving.commits.file import CommitError
+from tessera.serving.package.pace import Pace
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.follow import version_log
 from tessera.serving.server.follow.followed_model import (
@@ -21,12 +22,12 @@ from tessera.serving.server.follow.followed_model import (
     UndoRecord,
     exchange_all,
     exchange_by_index,
+    prepare_all,
     write_all,
     write_back,
 )
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
 from tessera.serving.server.front.freshness_graph import FreshnessHistory
-from tessera.serving.package.pace import Pace
 from tests.patience import PATIENCE_S
 
 
@@ -224,7 +225,7 @@ def test_what_undoes_a_commit_takes_no_more_than_its_file_and_brings_every_byte_
     rows = torch.arange(0, 100, 2)
     values = torch.randint(0, 256, (50, 68), dtype=torch.uint8, generator=generator)
     exchange = Exchange(memory=memory, rows=rows, values=values.clone(), offset=0, stride=68)
-    staged = staged_of(exchange.prepare(Pace(0.0)) if prepared else exchange)
+    staged = staged_of(*(prepare_all([exchange], Pace(0.0)) if prepared else [exchange]))
     assert torch.equal(memory, before)
     write_all(staged.exchanges)
     assert torch.equal(memory.view(100, 68)[rows], values)
@@ -252,10 +253,10 @@ def test_a_commit_whose_patches_overlap_is_written_and_written_back_and_its_undo
         patches.append((memory, rows.view(-1), values, offset, 68))
     expected = memory.clone()
     reference.write_rows_of([expected] * 3, *list(zip(*patches, strict=True))[1:])
-    prepared = [
-        Exchange(memory=m, rows=r, values=v, offset=o, stride=s).prepare(Pace(0.0))
-        for m, r, v, o, s in patches
+    exchanges = [
+        Exchange(memory=m, rows=r, values=v, offset=o, stride=s) for m, r, v, o, s in patches
     ]
+    prepared = prepare_all(exchanges, Pace(0.0))
     write_all(prepared)
     assert torch.equal(memory, expected)
     write_back(prepared)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.ops import load as load_operators
-from tessera.serving.commits.file import CommitError, ReadCommit
+from tessera.serving.commits.file import CommitError, ReadCommit, own_memory
 from tessera.serving.package.commit import Patch
 from tessera.serving.package.golden import GoldenMismatchError, compare_golden, read_golden
 from tessera.serving.package.pace import Pace
@@ -32,6 +32,7 @@ _KEPT_AT_ONCE = 1024
 """Rows that are copied, or pages that are touched, before a pause: they take some 100 to 500 microseconds."""
 
 _PAGE_BYTES = 4096
+_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +70,13 @@ class Exchange:
         """Whether the operators for the CPU do it."""
         return self.memory.device.type == "cpu"
 
-    def prepare(self, pace: Pace) -> Exchange:
-        """Do beside serving what need not be done while batches wait: the same with what it replaces.
+    def prepare(self, pace: Pace, kept: Tensor) -> Exchange:
+        """Do beside serving, on the CPU, what need not be done while batches wait: the same with what it replaces.
 
         Args:
             pace: that of the thread.
-
-        Raises:
-            MemoryError: there is none for that.
+            kept: memory for that, as ``values``.
         """
-        if not self.on_host:
-            return self
-        kept = _uninitialized(self.values)
         for begin in range(0, self.rows.numel(), _KEPT_AT_ONCE):
             some = slice(begin, begin + _KEPT_AT_ONCE)
             torch.ops.tessera.keep_rows(
@@ -111,11 +107,23 @@ class Exchange:
         return self.values.nbytes + self.rows.nbytes
 
 
-def _uninitialized(like: Tensor) -> Tensor:
+def prepare_all(exchanges: Sequence[Exchange], pace: Pace) -> list[Exchange]:
+    """`Exchange.prepare` of those of the CPU, the rest as they are.
+
+    Raises:
+        MemoryError: there is none for what they replace.
+    """
+    sizes = [-(-one.values.nbytes // _LINE_BYTES) * _LINE_BYTES for one in exchanges if one.on_host]
     try:
-        return torch.empty_like(like)
-    except RuntimeError as error:
-        raise MemoryError(last_line(error)) from error
+        memory = iter(torch.from_numpy(own_memory(sum(sizes))).split(sizes))
+    except OSError as error:
+        raise MemoryError(f"no memory for what it replaces: {error.strerror}") from error
+    return [
+        one.prepare(pace, next(memory)[: one.values.nbytes].view_as(one.values))
+        if one.on_host
+        else one
+        for one in exchanges
+    ]
 
 
 def exchange_by_index(
@@ -301,7 +309,7 @@ class FollowedModel:
                         stride=patch.stride,
                     )
                 )
-        prepared = [exchange.prepare(pace or Pace(0.0)) for exchange in exchanges]
+        prepared = prepare_all(exchanges, pace or Pace(0.0))
         return StagedCommit(path=path, read=read, exchanges=prepared, golden=golden)
 
     def _places(self, path: Path, record: str) -> list[Tensor]:
