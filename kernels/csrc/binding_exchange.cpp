@@ -2,8 +2,8 @@
 // what was in the table lies in `values` afterwards. The call that applies a commit makes its undo
 // record, and the same call with that record undoes it. See row_exchange.h.
 //
-// `keep_rows` copies what a commit will replace, beside serving, and `write_rows_of` then writes the
-// commit's rows, or what was kept: half of what an exchange takes, while no batch is computed.
+// `keep_rows` copies what a commit will replace, beside serving, and `write_rows_of` then writes
+// the commit's rows, or what was kept: half of what an exchange takes, while no batch is computed.
 //
 // `exchange_rows_of` and `write_rows_of` do all patches of a commit in one call: a server's Python
 // calls them while no batch is computed, and each call of an operator gives the interpreter's lock

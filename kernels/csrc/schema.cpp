@@ -57,8 +57,7 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "fetch_rows_of(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
       "int[] strides) -> ()");
-  m.def(
-      "keep_rows(Tensor storage, Tensor rows, Tensor(a!) kept, int offset, int stride) -> ()");
+  m.def("keep_rows(Tensor storage, Tensor rows, Tensor(a!) kept, int offset, int stride) -> ()");
   m.def("touch_rows(Tensor storage, Tensor rows, int width, int offset, int stride) -> ()");
   m.def(
       "write_rows_of(Tensor(a!)[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "follow/commit_chain.h"
 #include "common/raw_bytes.h"
+#include "follow/commit_chain.h"
 #include "model/weights.h"
 #include "package/commit.h"
 #include "package/signature.h"

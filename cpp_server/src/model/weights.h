@@ -48,7 +48,8 @@ class StagedPatches {
   // where there is no memory for that, and has changed nothing then.
   virtual void swap() = 0;
 
-  // After a swap that stands: lets go of what no undoing needs. A swap may take longer from then on.
+  // After a swap that stands: lets go of what no undoing needs. A swap may take longer from then
+  // on.
   virtual void settle() {}
 
   // What it holds.
