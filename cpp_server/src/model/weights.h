@@ -48,8 +48,7 @@ class StagedPatches {
   // where there is no memory for that, and has changed nothing then.
   virtual void swap() = 0;
 
-  // After a swap that stands: lets go of what no undoing needs. A swap may take longer from then
-  // on.
+  // After a swap that stands: lets go of what no undoing needs. Later swaps may take longer.
   virtual void settle() {}
 
   // What it holds.
