@@ -64,17 +64,12 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``exchange_rows_of(storages, rows, values, offsets, strides)``
     `exchange_rows` of one after the other in one call, which changes nothing where any of them would be refused.
     No graph of a package may call it.  CPU only.
-``fetch_rows_of(storages, rows, values, offsets, strides)``
-    Has the rows that `write_rows_of` with the same arguments writes in the caches, and writes nothing; others may read the
-    storages meanwhile.  No graph of a package may call it.  CPU only.
-``keep_rows(storage [bytes], rows [n], kept [n, width], offset, stride)``
-    Copies the rows into ``kept``, and has their pages written to without a change, so that `write_rows_of` takes less
-    time after it; others may read the storage meanwhile.  No graph of a package may call it.  CPU only.
 ``touch_rows(storage [bytes], rows [n], width, offset, stride)``
-    `keep_rows` without a copy.  No graph of a package may call it.  CPU only.
-``write_rows_of(storages, rows, values, offsets, strides)``
-    Each row becomes that of ``values``: of one patch after the other in one call, which changes nothing where any of them
-    would be refused.  Half of what `exchange_rows_of` takes.  No graph of a package may call it.  CPU only.
+    Changes no byte, but has the pages of those rows written to and the rows in the caches, so that `exchange_rows` takes
+    less time after it; others may read the storage meanwhile.  No graph of a package may call it.  CPU only.
+``touch_rows_of(storages, rows, values, offsets, strides)``
+    `touch_rows` of what `exchange_rows_of` with the same arguments will exchange.  No graph of a package may call
+    it.  CPU only.
 ``table_batch(dense, dense_present, ids, ids_present, list_..., first, rows, weighted)``
     Rows ``first`` to ``first + rows - 1`` of a table's columns as a batch, ``B = rows``: dense values ``[B, D]``
     (NaN where missing), lengths ``[F * B]`` int32 and ids ``[N]`` int64 feature after feature (those of one

@@ -300,24 +300,3 @@ def exchange_rows_of(
     """`torch.ops.tessera.exchange_rows_of`, one patch after the other."""
     for patch in zip(storages, rows, values, offsets, strides, strict=True):
         exchange_rows(*patch)
-
-
-def keep_rows(storage: Tensor, rows: Tensor, kept: Tensor, offset: int, stride: int) -> None:
-    """`torch.ops.tessera.keep_rows`, one row after the other."""
-    for row, copy in zip(rows.tolist(), kept, strict=True):
-        copy.copy_(storage[offset + row * stride :][: len(copy)])
-
-
-def write_rows_of(
-    storages: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    values: Sequence[Tensor],
-    offsets: Sequence[int],
-    strides: Sequence[int],
-) -> None:
-    """`torch.ops.tessera.write_rows_of`, one row after the other."""
-    for storage, numbers, news, offset, stride in zip(
-        storages, rows, values, offsets, strides, strict=True
-    ):
-        for row, new in zip(numbers.tolist(), news, strict=True):
-            storage[offset + row * stride :][: len(new)].copy_(new)

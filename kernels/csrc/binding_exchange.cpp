@@ -2,12 +2,9 @@
 // what was in the table lies in `values` afterwards. The call that applies a commit makes its undo
 // record, and the same call with that record undoes it. See row_exchange.h.
 //
-// `keep_rows` copies what a commit will replace, beside serving, and `write_rows_of` then writes
-// the commit's rows, or what was kept: half of what an exchange takes, while no batch is computed.
-//
-// `exchange_rows_of` and `write_rows_of` do all patches of a commit in one call: a server's Python
-// calls them while no batch is computed, and each call of an operator gives the interpreter's lock
-// away and waits for it again.
+// `exchange_rows_of` does all patches of a commit in one call: a server's Python calls it while no
+// batch is computed, and each call of an operator gives the interpreter's lock away and waits for
+// it again.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -69,29 +66,9 @@ class Rows {
     });
   }
 
-  void write(const std::byte* values) const {
-    each([&](auto row_at) {
-      write_rows_at(static_cast<std::size_t>(count_), static_cast<std::size_t>(width_), row_at,
-                    values);
-    });
-  }
-
-  void keep(std::byte* kept) const {
-    each([&](auto row_at) {
-      keep_rows_at(static_cast<std::size_t>(count_), static_cast<std::size_t>(width_), row_at,
-                   kept);
-    });
-  }
-
   void touch() const {
     each([&](auto row_at) {
       touch_rows_at(static_cast<std::size_t>(count_), static_cast<std::size_t>(width_), row_at);
-    });
-  }
-
-  void fetch() const {
-    each([&](auto row_at) {
-      fetch_rows_at(static_cast<std::size_t>(count_), static_cast<std::size_t>(width_), row_at);
     });
   }
 
@@ -132,12 +109,6 @@ void exchange_rows(const Tensor& storage, const Tensor& rows, const Tensor& valu
       .exchange(static_cast<std::byte*>(values.mutable_data_ptr()));
 }
 
-void keep_rows(const Tensor& storage, const Tensor& rows, const Tensor& kept, int64_t offset,
-               int64_t stride) {
-  Rows(storage, rows, width_of(kept, rows), offset, stride)
-      .keep(static_cast<std::byte*>(kept.mutable_data_ptr()));
-}
-
 void touch_rows(const Tensor& storage, const Tensor& rows, int64_t width, int64_t offset,
                 int64_t stride) {
   Rows(storage, rows, width, offset, stride).touch();
@@ -167,17 +138,9 @@ void exchange_rows_of(at::TensorList storages, at::TensorList rows, at::TensorLi
   }
 }
 
-void write_rows_of(at::TensorList storages, at::TensorList rows, at::TensorList values,
+void touch_rows_of(at::TensorList storages, at::TensorList rows, at::TensorList values,
                    at::IntArrayRef offsets, at::IntArrayRef strides) {
-  const std::vector<Rows> all = checked(storages, rows, values, offsets, strides);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    all[i].write(static_cast<const std::byte*>(values[i].const_data_ptr()));
-  }
-}
-
-void fetch_rows_of(at::TensorList storages, at::TensorList rows, at::TensorList values,
-                   at::IntArrayRef offsets, at::IntArrayRef strides) {
-  for (const Rows& one : checked(storages, rows, values, offsets, strides)) one.fetch();
+  for (const Rows& one : checked(storages, rows, values, offsets, strides)) one.touch();
 }
 
 }  // namespace
@@ -186,8 +149,6 @@ void fetch_rows_of(at::TensorList storages, at::TensorList rows, at::TensorList 
 TORCH_LIBRARY_IMPL(tessera, CPU, m) {
   m.impl("exchange_rows", tessera::exchange_rows);
   m.impl("exchange_rows_of", tessera::exchange_rows_of);
-  m.impl("fetch_rows_of", tessera::fetch_rows_of);
-  m.impl("keep_rows", tessera::keep_rows);
   m.impl("touch_rows", tessera::touch_rows);
-  m.impl("write_rows_of", tessera::write_rows_of);
+  m.impl("touch_rows_of", tessera::touch_rows_of);
 }

@@ -54,13 +54,9 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "exchange_rows_of(Tensor(a!)[] storages, Tensor[] rows, Tensor(b!)[] values, int[] offsets, "
       "int[] strides) -> ()");
-  m.def(
-      "fetch_rows_of(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
-      "int[] strides) -> ()");
-  m.def("keep_rows(Tensor storage, Tensor rows, Tensor(a!) kept, int offset, int stride) -> ()");
   m.def("touch_rows(Tensor storage, Tensor rows, int width, int offset, int stride) -> ()");
   m.def(
-      "write_rows_of(Tensor(a!)[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
+      "touch_rows_of(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
       "int[] strides) -> ()");
   m.def(
       "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "

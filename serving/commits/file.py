@@ -203,7 +203,7 @@ def read_commit(path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = No
     contents: dict[str, Bytes] = {}
 
     def into(entry: Any) -> memoryview:
-        contents[entry.name] = own_memory(entry.bytes)
+        contents[entry.name] = _own_memory(entry.bytes)
         return contents[entry.name].data
 
     opened.records.check(opened.commit.records, into=into)
@@ -291,7 +291,7 @@ def _array(content: bytes | Bytes) -> Bytes:
     return np.frombuffer(content, np.uint8)
 
 
-def own_memory(size: int) -> Bytes:
+def _own_memory(size: int) -> Bytes:
     """``[size]`` bytes, which the system has back as soon as nobody uses them.
 
     What a server keeps to go back comes and goes in the order of commits and on many threads. The C library would give each

@@ -86,8 +86,6 @@ def test_it_refuses_what_lies_outside(rows, offset, stride, said):
         torch.ops.tessera.exchange_rows(storage, torch.tensor(rows), values, offset, stride)
     with pytest.raises(RuntimeError, match=said):
         torch.ops.tessera.touch_rows(storage, torch.tensor(rows), 4, offset, stride)
-    with pytest.raises(RuntimeError, match=said):
-        torch.ops.tessera.keep_rows(storage, torch.tensor(rows), values, offset, stride)
     assert torch.equal(storage, before)
 
 
@@ -118,7 +116,7 @@ def test_many_patches_are_exchanged_in_their_order_in_one_call():
     patches = several(torch.Generator().manual_seed(7))
     before, expected = copied(patches), copied(patches)
     reference.exchange_rows_of(*expected)
-    torch.ops.tessera.fetch_rows_of(*patches)
+    torch.ops.tessera.touch_rows_of(*patches)
     for found, kept in zip(patches[0] + patches[2], before[0] + before[2], strict=True):
         assert torch.equal(found, kept)
     torch.ops.tessera.exchange_rows_of(*patches)
@@ -129,40 +127,12 @@ def test_many_patches_are_exchanged_in_their_order_in_one_call():
         assert torch.equal(found, kept)
 
 
-def test_rows_that_were_kept_are_written_and_written_back():
-    patches = several(torch.Generator().manual_seed(9))
-    storages, rows, values, offsets, strides = patches
-    before, expected = copied(patches), copied(patches)
-    kept = [torch.zeros_like(one) for one in values]
-    for patch in zip(storages, rows, kept, offsets, strides, strict=True):
-        torch.ops.tessera.keep_rows(*patch)
-    for found, now in zip(storages, before[0], strict=True):
-        assert torch.equal(found, now)
-    right = [torch.zeros_like(one) for one in values]
-    for patch in zip(storages, rows, right, offsets, strides, strict=True):
-        reference.keep_rows(*patch)
-    for found, one in zip(kept, right, strict=True):
-        assert torch.equal(found, one)
-    reference.write_rows_of(*expected)
-    torch.ops.tessera.write_rows_of(*patches)
-    for found, one in zip(storages + values, expected[0] + before[2], strict=True):
-        assert torch.equal(found, one)
-    torch.ops.tessera.write_rows_of(storages, rows, kept, offsets, strides)
-    for found, one in zip(storages, before[0], strict=True):
-        assert torch.equal(found, one)
-
-
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_patch_that_lies_outside_leaves_all_as_they_were(place):
     patches = several(torch.Generator().manual_seed(8))
     before = copied(patches)
     patches[1][place] = patches[1][place] + 1000
-    operators = torch.ops.tessera
-    for operator in (
-        operators.exchange_rows_of,
-        operators.fetch_rows_of,
-        operators.write_rows_of,
-    ):
+    for operator in (torch.ops.tessera.exchange_rows_of, torch.ops.tessera.touch_rows_of):
         with pytest.raises(RuntimeError, match="expected more than"):
             operator(*patches)
         with pytest.raises(RuntimeError, match="3 storages, 2 rows"):

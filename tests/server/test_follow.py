@@ -12,7 +12,6 @@ import torch
 from tessera.kernels import reference
 from tessera.kernels.ops import load as load_operators
 from tessera.serving.commits.file import CommitError
-from tessera.serving.package.pace import Pace
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.follow import version_log
 from tessera.serving.server.follow.followed_model import (
@@ -20,11 +19,7 @@ from tessera.serving.server.follow.followed_model import (
     FollowedModel,
     StagedCommit,
     UndoRecord,
-    exchange_all,
     exchange_by_index,
-    prepare_all,
-    write_all,
-    write_back,
 )
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
 from tessera.serving.server.front.freshness_graph import FreshnessHistory
@@ -212,25 +207,19 @@ def test_a_model_without_memory_for_its_golden_answers_refuses_the_commit_for_a_
         model.put_in(staged)
 
 
-def staged_of(*exchanges):
-    return StagedCommit(path=Path("c"), read=SimpleNamespace(), exchanges=exchanges, golden=None)
-
-
-@pytest.mark.parametrize("prepared", [True, False])
-def test_what_undoes_a_commit_takes_no_more_than_its_file_and_brings_every_byte_back(prepared):
+def test_what_undoes_a_commit_takes_no_more_than_its_file_and_brings_every_byte_back():
     load_operators()
     generator = torch.Generator().manual_seed(3)
     memory = torch.randint(0, 256, (100 * 68,), dtype=torch.uint8, generator=generator)
     before = memory.clone()
     rows = torch.arange(0, 100, 2)
     values = torch.randint(0, 256, (50, 68), dtype=torch.uint8, generator=generator)
-    exchange = Exchange(memory=memory, rows=rows, values=values.clone(), offset=0, stride=68)
-    staged = staged_of(*(prepare_all([exchange], Pace(0.0)) if prepared else [exchange]))
-    assert torch.equal(memory, before)
-    write_all(staged.exchanges)
-    assert torch.equal(memory.view(100, 68)[rows], values)
-    assert torch.equal(memory.view(100, 68)[rows + 1], before.view(100, 68)[rows + 1])
-    undo = UndoRecord.of(staged)
+    exchange = Exchange(memory=memory, rows=rows, values=values, offset=0, stride=68)
+    exchange.run()
+    assert not torch.equal(memory, before)
+    undo = UndoRecord.of(
+        StagedCommit(path=Path("c"), read=SimpleNamespace(), exchanges=[exchange], golden=None)
+    )
     assert undo.bytes == 50 * (68 + 4)  # a row's number has four bytes in the file, too
     undo.exchanges[0].run()
     assert torch.equal(memory, before)
@@ -239,33 +228,3 @@ def test_what_undoes_a_commit_takes_no_more_than_its_file_and_brings_every_byte_
     assert beside.compact().rows is stored
     far = Exchange(memory=memory, rows=rows + 2**31, values=values, offset=0, stride=68)
     assert torch.equal(far.compact().rows, far.rows)
-
-
-def test_a_commit_whose_patches_overlap_is_written_and_written_back_and_its_undoing_is_its_own():
-    load_operators()
-    generator = torch.Generator().manual_seed(4)
-    memory = torch.randint(0, 256, (4000,), dtype=torch.uint8, generator=generator)
-    before = memory.clone()
-    rows = torch.arange(0, 50, 5, dtype=torch.int32)
-    patches = []
-    for offset, width in ((0, 68), (4, 8), (0, 20)):  # the last two overlap the first
-        values = torch.randint(0, 256, (10, width), dtype=torch.uint8, generator=generator)
-        patches.append((memory, rows.view(-1), values, offset, 68))
-    expected = memory.clone()
-    reference.write_rows_of([expected] * 3, *list(zip(*patches, strict=True))[1:])
-    exchanges = [
-        Exchange(memory=m, rows=r, values=v, offset=o, stride=s) for m, r, v, o, s in patches
-    ]
-    prepared = prepare_all(exchanges, Pace(0.0))
-    write_all(prepared)
-    assert torch.equal(memory, expected)
-    write_back(prepared)
-    assert torch.equal(memory, before)
-    write_all(prepared)
-    undo = UndoRecord.of(staged_of(*prepared))
-    # The numbers lie in memory of their own, once, so that the commit's memory is let go of.
-    places = {one.rows.data_ptr() for one in undo.exchanges}
-    assert len(places) == 1
-    assert rows.data_ptr() not in places
-    exchange_all(undo.exchanges[::-1])
-    assert torch.equal(memory, before)

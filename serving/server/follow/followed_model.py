@@ -1,8 +1,7 @@
 """A loaded model whose bytes commits replace: staged beside serving, put in as a whole, and taken back.
 
-On the CPU the bytes that a commit replaces are copied beside serving (`torch.ops.tessera.keep_rows`), so that while no
-batch is computed its rows are only written; what was copied is what undoes it.  On other devices new and old bytes change
-places, as those of commits that are taken back do (`torch.ops.tessera.exchange_rows`).
+A commit's new bytes change places with those that they replace (`torch.ops.tessera.exchange_rows`), so what is left
+in the commit's memory afterwards is what undoes it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.ops import load as load_operators
-from tessera.serving.commits.file import CommitError, ReadCommit, own_memory
+from tessera.serving.commits.file import CommitError, ReadCommit
 from tessera.serving.package.commit import Patch
 from tessera.serving.package.golden import GoldenMismatchError, compare_golden, read_golden
 from tessera.serving.package.pace import Pace
@@ -28,11 +27,10 @@ from tessera.serving.server.batching.workers import is_out_of_memory
 
 _LARGEST_INT32 = torch.iinfo(torch.int32).max
 
-_KEPT_AT_ONCE = 1024
-"""Rows that are copied, or pages that are touched, before a pause: they take some 100 to 500 microseconds."""
+_TOUCHED_AT_ONCE = 1024
+"""Rows or pages that are touched before a pause: they take some 100 to 500 microseconds."""
 
 _PAGE_BYTES = 4096
-_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,6 @@ class Exchange:
         values: ``[count, width]`` uint8, on the same device.
         offset: where row 0 begins.
         stride: bytes from one row to the next.
-        kept: as ``values``, what the rows are before; None: it was not kept.
     """
 
     memory: Tensor
@@ -53,7 +50,6 @@ class Exchange:
     values: Tensor
     offset: int
     stride: int
-    kept: Tensor | None = None
 
     def run(self) -> None:
         """Exchange them; running it again undoes it."""
@@ -70,26 +66,19 @@ class Exchange:
         """Whether the operators for the CPU do it."""
         return self.memory.device.type == "cpu"
 
-    def prepare(self, pace: Pace, kept: Tensor) -> Exchange:
-        """Do beside serving, on the CPU, what need not be done while batches wait: the same with what it replaces.
+    def prepare(self, pace: Pace) -> None:
+        """Do beside serving what would make the first `run` take longer: faults of pages that nobody wrote to lately.
 
         Args:
             pace: that of the thread.
-            kept: memory for that, as ``values``.
         """
-        for begin in range(0, self.rows.numel(), _KEPT_AT_ONCE):
-            some = slice(begin, begin + _KEPT_AT_ONCE)
-            torch.ops.tessera.keep_rows(
-                self.memory, self.rows[some], kept[some], self.offset, self.stride
-            )
-            pace.rest()
+        if not self.on_host:
+            return
+        width = self.values.shape[1]
+        _touch(self.memory, self.rows, width, self.offset, self.stride, pace=pace)
         # Memory that another process has filled has no pages in this one yet.
         pages = torch.arange(-(-self.values.nbytes // _PAGE_BYTES))
-        for begin in range(0, pages.numel(), _KEPT_AT_ONCE):
-            some = slice(begin, begin + _KEPT_AT_ONCE)
-            torch.ops.tessera.touch_rows(self.values.view(-1), pages[some], 1, 0, _PAGE_BYTES)
-            pace.rest()
-        return replace(self, kept=kept)
+        _touch(self.values.view(-1), pages, 1, 0, _PAGE_BYTES, pace=pace)
 
     def compact(self) -> Exchange:
         """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
@@ -107,23 +96,14 @@ class Exchange:
         return self.values.nbytes + self.rows.nbytes
 
 
-def prepare_all(exchanges: Sequence[Exchange], pace: Pace) -> list[Exchange]:
-    """`Exchange.prepare` of those of the CPU, the rest as they are.
-
-    Raises:
-        MemoryError: there is none for what they replace.
-    """
-    sizes = [-(-one.values.nbytes // _LINE_BYTES) * _LINE_BYTES for one in exchanges if one.on_host]
-    try:
-        memory = iter(torch.from_numpy(own_memory(sum(sizes))).split(sizes))
-    except OSError as error:
-        raise MemoryError(f"no memory for what it replaces: {error.strerror}") from error
-    return [
-        one.prepare(pace, next(memory)[: one.values.nbytes].view_as(one.values))
-        if one.on_host
-        else one
-        for one in exchanges
-    ]
+def _touch(
+    memory: Tensor, rows: Tensor, width: int, offset: int, stride: int, *, pace: Pace
+) -> None:
+    """``touch_rows``, some rows at a time."""
+    for begin in range(0, rows.numel(), _TOUCHED_AT_ONCE):
+        some = rows[begin : begin + _TOUCHED_AT_ONCE]
+        torch.ops.tessera.touch_rows(memory, some, width, offset, stride)
+        pace.rest()
 
 
 def exchange_by_index(
@@ -158,38 +138,19 @@ def exchange_all(exchanges: Sequence[Exchange]) -> None:
         raise
 
 
-def write_all(exchanges: Sequence[Exchange]) -> None:
-    """Put the values of all in their places, or none; those that are prepared in one call."""
-    _write(exchanges, [one.values for one in exchanges if one.kept is not None])
-
-
-def write_back(exchanges: Sequence[Exchange]) -> None:
-    """Undo `write_all`."""
-    _write(exchanges[::-1], [one.kept for one in exchanges[::-1] if one.kept is not None])
-
-
-def _write(exchanges: Sequence[Exchange], values: list[Tensor]) -> None:
-    exchange_all([one for one in exchanges if one.kept is None])
-    prepared = [one for one in exchanges if one.kept is not None]
-    if prepared:  # it cannot fail where `keep_rows` has not
-        torch.ops.tessera.write_rows_of(*_arguments(prepared, values))
-
-
 def bring_near(exchanges: Sequence[Exchange]) -> None:
-    """Have the rows that are written next in the caches, beside those who read them."""
+    """Have the rows that are exchanged next in the caches, beside those who read them."""
     host = [one for one in exchanges if one.on_host]
     if host:
-        torch.ops.tessera.fetch_rows_of(*_arguments(host))
+        torch.ops.tessera.touch_rows_of(*_arguments(host))
 
 
-def _arguments(
-    exchanges: Sequence[Exchange], values: list[Tensor] | None = None
-) -> tuple[list[Any], ...]:
-    """The arguments of ``exchange_rows_of`` and the others; ``values`` in the place of their own."""
+def _arguments(exchanges: Sequence[Exchange]) -> tuple[list[Any], ...]:
+    """The arguments of ``exchange_rows_of`` and ``touch_rows_of``."""
     return (
         [one.memory for one in exchanges],
         [one.rows for one in exchanges],
-        [one.values for one in exchanges] if values is None else values,
+        [one.values for one in exchanges],
         [one.offset for one in exchanges],
         [one.stride for one in exchanges],
     )
@@ -225,18 +186,7 @@ class UndoRecord:
     @classmethod
     def of(cls, staged: StagedCommit) -> UndoRecord:
         """What undoes a commit that was put in; it takes no more memory than the commit's file has bytes."""
-        # What was kept is all that is needed: numbers of rows that lie in the commit's memory would hold all of it.
-        own: dict[int, Tensor] = {}  # patches may share numbers
-        undone = []
-        for exchange in staged.exchanges:
-            small = exchange.compact()
-            if exchange.kept is not None:
-                place = exchange.rows.data_ptr()
-                if place not in own:
-                    own[place] = small.rows.clone() if small is exchange else small.rows
-                small = replace(small, rows=own[place], values=exchange.kept, kept=None)
-            undone.append(small)
-        return cls(exchanges=undone)
+        return cls(exchanges=[exchange.compact() for exchange in staged.exchanges])
 
     @property
     def bytes(self) -> int:
@@ -309,8 +259,9 @@ class FollowedModel:
                         stride=patch.stride,
                     )
                 )
-        prepared = prepare_all(exchanges, pace or Pace(0.0))
-        return StagedCommit(path=path, read=read, exchanges=prepared, golden=golden)
+        for exchange in exchanges:
+            exchange.prepare(pace or Pace(0.0))
+        return StagedCommit(path=path, read=read, exchanges=exchanges, golden=golden)
 
     def _places(self, path: Path, record: str) -> list[Tensor]:
         """The memory of ``record`` in every replica."""
@@ -334,11 +285,11 @@ class FollowedModel:
         bring_near(staged.exchanges)
         with self.lock.exclusive():
             begin = time.perf_counter()
-            write_all(staged.exchanges)
+            exchange_all(staged.exchanges)
             try:
                 self._compare(staged)
             except BaseException:
-                write_back(staged.exchanges)
+                exchange_all(staged.exchanges[::-1])
                 raise
             self.lock.commit = read.commit.number
             return time.perf_counter() - begin
