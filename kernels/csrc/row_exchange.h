@@ -9,8 +9,8 @@
 // them before anybody waits.
 //
 // To exchange a row two lines are read and two written; to write one whose old bytes were kept
-// before takes half of that. So a server keeps them beside serving, and writes while it alone has
-// the table.
+// before takes half of that. So tessera-server keeps them beside serving, and writes while it alone
+// has the table.
 //
 // The rows behind the present one are asked for within the loop and in no function of their own:
 // GCC takes one that only prefetches for one that does nothing, and leaves out its calls.

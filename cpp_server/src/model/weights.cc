@@ -121,8 +121,8 @@ std::unique_ptr<StagedPatches> HostWeights::stage(std::vector<Patch> patches) {
   std::vector<Piece> pieces;
   pieces.reserve(patches.size());
   for (Patch& patch : patches) {
-    pieces.push_back(
-        {.place = places_.at(patch.info.record), .patch = std::move(patch), .other = {}});
+    const std::span<std::byte> place = places_.at(patch.info.record);
+    pieces.push_back({.place = place, .patch = std::move(patch), .other = {}});
   }
   return std::make_unique<StagedOnHost>(std::move(pieces));
 }
