@@ -86,8 +86,8 @@ Patch patch_of(const std::string& record, float value, std::size_t numbers) {
                 .count = 1,
                 .rows = "",
                 .bytes = "bytes/0"};
-  patch.bytes.resize(numbers * 4);
-  std::memcpy(patch.bytes.data(), values.data(), patch.bytes.size());
+  const auto bytes = std::as_bytes(std::span(values));
+  patch.bytes.assign(bytes.begin(), bytes.end());
   return patch;
 }
 
