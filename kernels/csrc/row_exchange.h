@@ -5,8 +5,12 @@
 // for kRowsAhead rows before their turn, which hides most of the way to memory. A page that nobody
 // has written to lately may be protected from it besides, by the system or by the host of a virtual
 // machine, which follows what changes; the first write to such a page takes a microsecond and more,
-// and a commit may touch as many pages as rows. `touch_rows_at` has that behind it before anybody
-// waits.
+// and a commit may touch as many pages as rows. `touch_rows_at` and `keep_rows_at` have that behind
+// them before anybody waits.
+//
+// To exchange a row two lines are read and two written; to write one whose old bytes were kept
+// before takes half of that. So tessera-server keeps them beside serving, and writes while it alone
+// has the table.
 //
 // The rows behind the present one are asked for within the loop and in no function of their own:
 // GCC takes one that only prefetches for one that does nothing, and leaves out its calls.
@@ -72,6 +76,22 @@ void exchange_rows_at(std::size_t count, std::size_t width, RowAt row_at, std::b
   });
 }
 
+// Each row becomes the `width` bytes at `values + i * width`.
+template <typename RowAt>
+void write_rows_at(std::size_t count, std::size_t width, RowAt row_at, const std::byte* values) {
+  for_each_row(count, width, row_at, [values, width](std::byte* row, std::size_t i) {
+    std::memcpy(row, values + i * width, width);
+  });
+}
+
+// Brings the rows that come next into the caches, beside those who read them; writes nothing.
+template <typename RowAt>
+void fetch_rows_at(std::size_t count, std::size_t width, RowAt row_at) {
+  for_each_row(count, width, row_at, [](const std::byte* row, std::size_t) {
+    static_cast<void>(*static_cast<const volatile std::byte*>(row));
+  });
+}
+
 // Writes to where `byte` lies and leaves it as it is, whoever reads it meanwhile: one instruction
 // of the processor that changes no bit. C++ has no such operation beside plain readers and would
 // call it a race, so it is the processor's by name where its name is known.
@@ -84,13 +104,26 @@ inline void write_nothing(std::byte* byte) {
 #endif
 }
 
+// Writes nothing to each page of a row.
+inline void write_nothing_to(std::byte* row, std::size_t width) {
+  for (std::size_t at = 0; at < width; at += kRowPage) write_nothing(row + at);
+  write_nothing(row + width - 1);
+}
+
 // Brings rows into the caches and has their pages written to, and changes no byte; beside those who
 // read them, and beside nobody who writes them.
 template <typename RowAt>
 void touch_rows_at(std::size_t count, std::size_t width, RowAt row_at) {
-  for_each_row(count, width, row_at, [width](std::byte* row, std::size_t) {
-    for (std::size_t at = 0; at < width; at += kRowPage) write_nothing(row + at);
-    write_nothing(row + width - 1);
+  for_each_row(count, width, row_at,
+               [width](std::byte* row, std::size_t) { write_nothing_to(row, width); });
+}
+
+// `touch_rows_at` that also copies each row to `kept + i * width`; beside the same.
+template <typename RowAt>
+void keep_rows_at(std::size_t count, std::size_t width, RowAt row_at, std::byte* kept) {
+  for_each_row(count, width, row_at, [kept, width](std::byte* row, std::size_t i) {
+    write_nothing_to(row, width);
+    std::memcpy(kept + i * width, row, width);
   });
 }
 

@@ -72,7 +72,7 @@ CommitFile::CommitFile(const std::string& path,
 
 ReadCommit CommitFile::read(const Weights& weights, const std::function<void()>& go_on) const {
   ReadCommit commit{.info = info_, .sha256 = sha256_, .golden = {}, .patches = {}};
-  std::map<std::string, std::vector<std::byte>> contents;
+  std::map<std::string, RawBytes> contents;
   damaged_unless([&] {
     verify_headers(records_, info_.records);
     return 0;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/raw_bytes.h"
 #include "follow/commit_chain.h"
 #include "model/weights.h"
 #include "package/commit.h"
@@ -45,7 +46,7 @@ inline constexpr std::uint64_t kMaxCommitBytes = std::uint64_t{4} << 30;
 struct ReadCommit {
   CommitInfo info;
   std::string sha256;  // unsigned_sha256 of its commit.json
-  std::vector<std::byte> golden;
+  RawBytes golden;
   std::vector<Patch> patches;  // in their order
 };
 

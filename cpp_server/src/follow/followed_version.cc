@@ -168,6 +168,7 @@ FollowedVersion::Outcome FollowedVersion::take(CommitNumber number, const Fence&
     refuse(number, {"memory", "there is no memory for it"}, file, /*again=*/true);
     return Outcome::kIdle;
   }
+  staged.patches->settle();
   model_.metrics.apply.observe(seconds(took));
   model_.metrics.rows.fetch_add(rows, std::memory_order_relaxed);
   settle();
@@ -214,9 +215,9 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
 
 Duration FollowedVersion::write(Staged& staged) {
   session_->begin_thread(1);
-  // While it was staged the rows were touched at the pace of a thread that stands back, and others
-  // may have taken their room in the caches since.
-  staged.patches->prepare();
+  // While it was staged the rows were kept at the pace of a thread that stands back, and others may
+  // have taken their room in the caches since.
+  staged.patches->fetch();
   const ExclusiveHold hold(model_.commits.lock);
   const TimePoint begin = clock_.now();
   staged.patches->swap();

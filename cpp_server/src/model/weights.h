@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "common/raw_bytes.h"
 #include "package/commit.h"
 
 namespace tessera {
@@ -23,8 +24,8 @@ namespace tessera {
 // New bytes for rows of one record. Every row lies in it: who makes a Patch has checked that.
 struct Patch {
   PatchInfo info;
-  std::vector<std::byte> rows;   // their numbers: uint32, little-endian; empty: 0, 1, ... count - 1
-  std::vector<std::byte> bytes;  // count * width
+  RawBytes rows;   // their numbers: uint32, little-endian; empty: 0, 1, ... count - 1
+  RawBytes bytes;  // count * width
 };
 
 // Patches that are ready to be written.
@@ -32,16 +33,23 @@ class StagedPatches {
  public:
   virtual ~StagedPatches() = default;
 
-  // Does beside serving what would make the next swap take longer, where there is such a thing.
-  // `between` is called between pieces of some 100 microseconds; what it throws ends that.
+  // Does beside serving what would make the first swap take longer, where there is such a thing,
+  // and throws std::bad_alloc. `between` is called between pieces of some 100 microseconds; what it
+  // throws ends that.
   virtual void prepare(const std::function<void()>& between) { (void)between; }
   void prepare() {
     prepare([] {});
   }
 
+  // Beside serving, right before the first swap: brings near what that takes.
+  virtual void fetch() {}
+
   // Exchanges the staged bytes with the stored ones. So a second call undoes the first. Throws
   // where there is no memory for that, and has changed nothing then.
   virtual void swap() = 0;
+
+  // After a swap that stands: lets go of what no undoing needs. Later swaps may take longer.
+  virtual void settle() {}
 
   // What it holds.
   virtual std::uint64_t bytes() const = 0;

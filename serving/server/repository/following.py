@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tessera.serving.package.pace import ASIDE_NICENESS
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel
@@ -21,9 +22,6 @@ from tessera.serving.server.metrics.follow_metrics import FollowMetrics
 from tessera.serving.server.model.loader import PackageLoader
 from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.repository.version_loader import at_priority
-
-STAGING_NICENESS = 10
-"""The nice level of reading commits: behind inference, but not so far that a busy machine makes scores stale."""
 
 
 class Following:
@@ -58,7 +56,7 @@ class Following:
         self._loop = asyncio.get_running_loop()
         self._follower = Follower(
             poll_s=config.follow_poll_ms / 1e3,
-            at_rest=lambda work: at_priority(STAGING_NICENESS, work),
+            at_rest=lambda work: at_priority(ASIDE_NICENESS, work),
             tell=self._tell,
             log=log,
         )
@@ -76,7 +74,7 @@ class Following:
             undo=self._undo,
             reader=self._reader,
         )
-        return log, at_priority(STAGING_NICENESS, lambda: list(steps(log, lambda work: work())))
+        return log, at_priority(ASIDE_NICENESS, lambda: list(steps(log, lambda work: work())))
 
     def begin(self, log: VersionLog, replayed: Sequence[Step]) -> None:
         """The version of ``log`` answers from now on, and follows it."""

@@ -1,0 +1,31 @@
+// Bytes that are not set to zero when they are made, as whoever makes them fills them at once: the
+// zeros would be written to all of a large piece of memory without a pause, and each page of it
+// costs the kernel a microsecond or more at its first byte.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+template <typename T>
+struct Uninitialized : std::allocator<T> {
+  template <typename U>
+  struct rebind {
+    using other = Uninitialized<U>;
+  };
+  template <typename U, typename... Args>
+  void construct(U* place, Args&&... args) {
+    if constexpr (sizeof...(Args) == 0) {
+      ::new (static_cast<void*>(place)) U;
+    } else {
+      ::new (static_cast<void*>(place)) U(std::forward<Args>(args)...);
+    }
+  }
+};
+
+using RawBytes = std::vector<std::byte, Uninitialized<std::byte>>;
+
+}  // namespace tessera
