@@ -174,7 +174,7 @@ def _where(said: Callable[[float], float], wanted: float, bounds: tuple[float, f
         return high
     for i in range(_TRIES):
         part = math.log(wanted / at_low) / math.log(at_high / at_low) if i % 2 else 0.5
-        middle = low * (high / low) ** part
+        middle = low * math.pow(high / low, part)
         at_middle = said(middle)
         if abs(at_middle - wanted) <= _NEAR * wanted:
             return middle
