@@ -9,7 +9,6 @@ Shapes as in `tessera.kernels.ops`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -301,10 +300,3 @@ def exchange_rows_of(
     """`torch.ops.tessera.exchange_rows_of`, one patch after the other."""
     for patch in zip(storages, rows, values, offsets, strides, strict=True):
         exchange_rows(*patch)
-
-
-def read_with_pauses(into: Tensor, descriptor: int, offset: int, piece: int, share: float) -> None:
-    """`torch.ops.tessera.read_with_pauses`, at once."""
-    del piece, share
-    content = os.pread(descriptor, len(into), offset)
-    into.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))

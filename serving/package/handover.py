@@ -17,8 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.kernels.libraries import LibraryError
-from tessera.kernels.ops import load as load_operators
 from tessera.serving.package.opening import Opening
 from tessera.serving.package.pace import Pace
 from tessera.serving.package.records import PackageError, Records
@@ -125,30 +123,13 @@ class CheckedContents:
     ) -> None:
         for at in range(0, len(place), _GIVEN_BACK_BYTES):
             piece = place[at : at + _GIVEN_BACK_BYTES]
-            self._read(begin + at, piece, pace)
+            done = 0
+            while done < len(piece):
+                some = piece[done : done + _PIECE_BYTES]
+                done += os.preadv(self.descriptor, [some], begin + at + done)
+                if pace is not None:
+                    pace.rest()
             _LIBC.fallocate(
                 self.descriptor, _PUNCH_HOLE_KEEP_SIZE, begin + at, SharedContents.room(len(piece))
             )
             progress(len(piece))
-
-    def _read(self, begin: int, into: memoryview, pace: Pace | None) -> None:
-        if pace is not None and _reads_with_pauses():
-            room = torch.frombuffer(into, dtype=torch.uint8)
-            torch.ops.tessera.read_with_pauses(
-                room, self.descriptor, begin, _PIECE_BYTES, pace.share
-            )
-            return
-        done = 0
-        while done < len(into):
-            done += os.preadv(self.descriptor, [into[done : done + _PIECE_BYTES]], begin + done)
-            if pace is not None:
-                pace.rest()
-
-
-def _reads_with_pauses() -> bool:
-    """Whether the operators are there; without them each piece takes the interpreter's lock."""
-    try:
-        load_operators()
-    except LibraryError:
-        return False
-    return True

@@ -48,13 +48,10 @@ class Pace:
 
     Args:
         for_s: seconds after which there are no more.
-
-    Attributes:
-        share: what the work may use of one CPU.
     """
 
     def __init__(self, for_s: float = math.inf) -> None:
-        self.share = aside_share(usable_cpus())
+        self._share = aside_share(usable_cpus())
         self._until = time.monotonic() + for_s
         self._last = time.monotonic()
         self._used = time.thread_time()
@@ -65,7 +62,7 @@ class Pace:
         if now >= self._until:
             return
         used, passed = time.thread_time() - self._used, now - self._last
-        pause = pause_behind(used, passed, self.share)
+        pause = pause_behind(used, passed, self._share)
         # Time that has passed without a CPU does not count later.
         if not pause and passed < used + _MOST_S:
             return

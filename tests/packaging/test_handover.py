@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessera.serving.package import handover
 from tessera.serving.package.handover import CheckedContents, SharedContents
 from tessera.serving.package.loading import Loading, load_package
 from tessera.serving.package.opening import LARGE_BYTES
-from tessera.serving.package.pace import Pace
 from tessera.serving.package.records import PackageError
 from tessera.serving.package.runner import zero_batch
 from tessera.serving.package.table_memory import TableMemory
@@ -74,14 +72,10 @@ def runner_of(loading):
     return loading.package(loading.hash_again(), 0.0).runner
 
 
-@pytest.mark.parametrize("paces", ["no pauses", "pauses", "pauses without the operators"])
-def test_what_was_checked_elsewhere_answers_as_the_package_does(package, paces, monkeypatch):
-    if paces == "pauses without the operators":
-        monkeypatch.setattr(handover, "_reads_with_pauses", lambda: False)
+def test_what_was_checked_elsewhere_answers_as_the_package_does(package):
     contents = checked(package)
     loading = Loading(package)
-    pace = None if paces == "no pauses" else Pace()
-    contents.take(loading.records, loading.opening, pace=pace)
+    contents.take(loading.records, loading.opening)
     found = runner_of(loading)
     expected = load_package(package).runner
     batch = zero_batch(loading.manifest.schema, 5, wide_ids=True)
