@@ -246,9 +246,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Values": (
         _graph(
             "Values outside of the training rows",
-            "percentunit",
-            "The ten features with the most, per sample. A step here is a feed that has changed, "
-            "not a server.",
+            "short",
+            "The ten features with the most, by how many a sample has of them: more than one is possible of a feature "
+            "with several ids. A step here is a feed that has changed, not a server.",
             {
                 "{{model}} {{feature}}": f"topk(10, {rate('tessera_feature_outside_range_total', 'model, feature')} / on (model) group_left {rate('tessera_batch_samples_sum', 'model')})"
             },
