@@ -66,7 +66,7 @@ class QuantizedCommCodec(Generic[QuantizationContext]):
     ) -> tuple[int, int]:
         """How wide ``input_tensor``, ``[B, D]`` or flat, is to be before it is encoded, and how much of that is padding.
 
-        Codecs fill rows up themselves, so the width is its own, and there is no padding.
+        Codecs fill rows up themselves, so the width is its own, and nothing of it is padding.
         """
         del dim_per_rank, my_rank, qcomm_ctx
         return input_tensor.shape[-1], 0

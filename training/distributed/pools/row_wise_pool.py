@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.plan.sharded_module import DistOut, Out
@@ -49,13 +49,17 @@ class RowWiseObjectPool(
     def _update_ids_dist(
         self, ctx: ObjectPoolShardingContext, ids: Tensor
     ) -> Awaitable[Awaitable[Tensor]]:
-        ids = pool_rows.checked_ids(ids, self.pool_size)
-        begun: Awaitable[Awaitable[Tensor]] = self._update_ids(ctx, ids)
-        return begun
+        return self._send(self._update_ids, ctx, ids)
 
     def _lookup_ids_dist(
         self, ctx: ObjectPoolShardingContext, ids: Tensor
     ) -> Awaitable[Awaitable[Tensor]]:
-        ids = pool_rows.checked_ids(ids, self.pool_size)
-        begun: Awaitable[Awaitable[Tensor]] = self._lookup_ids(ctx, ids)
+        return self._send(self._lookup_ids, ctx, ids)
+
+    def _send(
+        self, ids_dist: nn.Module, ctx: ObjectPoolShardingContext, ids: Tensor
+    ) -> Awaitable[Awaitable[Tensor]]:
+        begun: Awaitable[Awaitable[Tensor]] = ids_dist(
+            ctx, pool_rows.checked_ids(ids, self.pool_size)
+        )
         return begun
