@@ -1,6 +1,8 @@
 """Collectives that are on their way when a program ends."""
 
 import multiprocessing
+import subprocess
+import sys
 import time
 from datetime import timedelta
 
@@ -69,6 +71,28 @@ def test_there_is_one_limit_for_all(works):
     in_flight.kept(FakeWork(), torch.zeros(1))
     in_flight.wait_for_works(0.0)
     assert not works[0].waited
+
+
+AT_THE_END = """
+import torch
+from tessera.training.distributed.comm import in_flight
+
+class Work:
+    def is_completed(self):
+        return False
+
+    def wait(self, timeout):
+        print("waited for", timeout.total_seconds() <= in_flight.AT_EXIT_S)
+
+in_flight.kept(Work(), torch.zeros(1))
+"""
+
+
+def test_a_program_that_just_ends_waits():
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "waited for True\n"
 
 
 def _end_before_the_other(rank, store):
