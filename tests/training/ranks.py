@@ -32,6 +32,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from tests.patience import PATIENCE_S
 
@@ -127,7 +128,8 @@ def _work(rank: int, world_size: int, store_path: str, pipe: Connection) -> None
             function, args, kwargs = pickle.loads(call)
             torch.manual_seed(0)
             random.seed(0)
-            reply = pickle.dumps(_Outcome(value=function(*args, **kwargs)))
+            value = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, function(*args, **kwargs))
+            reply = pickle.dumps(_Outcome(value=value))
         except BaseException:  # noqa: BLE001 - a failed assertion is the usual case
             reply = pickle.dumps(_Outcome(error=traceback.format_exc()))
         try:
@@ -254,7 +256,8 @@ def run_on_ranks(
         args, kwargs: what the function takes; pickled.
 
     Returns:
-        What the ranks returned, by rank.  Move CUDA tensors to the CPU before returning them.
+        What the ranks returned, by rank; tensors in it, also in lists, tuples and dictionaries, are
+        on the CPU.
 
     Raises:
         RankError: the function failed on a rank, or did not return in time.

@@ -45,7 +45,10 @@ from tests.training.sharded_cases import (
 )
 from tests.training.test_sharded_ebc import TABLES, every, plans
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
+pytestmark = [
+    pytest.mark.multi_gpu,
+    pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning"),
+]
 
 WORLD, GROUP = 4, 2
 SEED = 3
@@ -294,19 +297,19 @@ def test_groups_are_those_of_the_documented_example():
             assert copies == sorted(group[own.index(rank)] for group in grid)
 
 
-def train_whole_model(steps, folder):
+def train_whole_model(steps, folder, group):
     """A model with dense layers in groups, and the same in none; after ``steps`` syncs each."""
-    rank, device = dist.get_rank(), rank_device()
+    rank, world, device = dist.get_rank(), dist.get_world_size(), rank_device()
     sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": LR})
     models = {}
-    for name, size in (("groups", GROUP), ("one", WORLD)):
+    for name, size in (("groups", group), ("one", world)):
         plain = whole_models.model().to(device)
         tables = sharding_plan.construct_module_sharding_plan(
             plain.get_submodule(whole_models.PATH),
             {
                 "t_a": placed("row_wise", {}),
                 "t_b": placed("data_parallel", {}),
-                "t_c": placed("column_wise", {"ranks": [1, 0]}),
+                "t_c": placed("column_wise", {"ranks": [min(1, size - 1), 0]}),
             },
             sharder,
             world_size=size,
@@ -318,7 +321,7 @@ def train_whole_model(steps, folder):
             model = DistributedModelParallel(plain, None, device, plan, [sharder])
         else:
             model = DMPCollection(
-                plain, device, plan, WORLD, size, dist.group.WORLD, sharders=[sharder]
+                plain, device, plan, world, size, dist.group.WORLD, sharders=[sharder]
             )
         left = dict(in_backward_optimizer_filter(model.named_parameters()))
         dense = torch.optim.SGD(left.values(), lr=LR)
@@ -371,8 +374,11 @@ def load_whole_model(folder):
     return found
 
 
-def test_with_sgd_and_a_sync_each_step_groups_train_as_one_model_and_are_saved_as_one(tmp_path):
-    results = run_on_ranks(WORLD, train_whole_model, 4, tmp_path)
+@pytest.mark.parametrize(("world", "group"), [(WORLD, GROUP), (2, 1)])
+def test_with_sgd_and_a_sync_each_step_groups_train_as_one_model_and_are_saved_as_one(
+    tmp_path, world, group
+):
+    results = run_on_ranks(world, train_whole_model, 4, tmp_path, group)
     for losses, in_groups, in_one in results:
         # Sums of float32 in another order, over four steps of SGD.
         torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)

@@ -46,16 +46,18 @@ def batch(seed, *, weighted):
         (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-8}),
     ],
 )
-def test_it_trains_as_a_plain_collection_with_the_optimizer(optimizer, settings, weighted):
-    plain = EmbeddingBagCollection(tables(), is_weighted=weighted)
-    fused = FusedEmbeddingBagCollection(tables(), optimizer, settings, is_weighted=weighted)
+def test_it_trains_as_a_plain_collection_with_the_optimizer(optimizer, settings, weighted, device):
+    plain = EmbeddingBagCollection(tables(), is_weighted=weighted, device=device)
+    fused = FusedEmbeddingBagCollection(
+        tables(), optimizer, settings, is_weighted=weighted, device=device
+    )
     assert list(fused.state_dict()) == list(plain.state_dict())
     assert [name for name, _ in fused.named_parameters()] == list(plain.state_dict())
     fused.load_state_dict(plain.state_dict())
     own = optimizer(plain.parameters(), **settings)
     for seed in range(4):
-        expected = plain(batch(seed, weighted=weighted))
-        found = fused(batch(seed, weighted=weighted))
+        given = batch(seed, weighted=weighted).to(device)
+        expected, found = plain(given), fused(given)
         assert found.keys() == expected.keys() == ["f@a", "g", "h", "f@c"]
         assert found.length_per_key() == expected.length_per_key()
         torch.testing.assert_close(found.values(), expected.values())
@@ -66,7 +68,7 @@ def test_it_trains_as_a_plain_collection_with_the_optimizer(optimizer, settings,
     for name, values in plain.state_dict().items():
         torch.testing.assert_close(fused.state_dict()[name], values, atol=1e-5, rtol=1e-5)
     assert fused.embedding_bag_configs() == tables()
-    assert (fused.is_weighted(), fused.device) == (weighted, torch.device("cpu"))
+    assert (fused.is_weighted(), fused.device) == (weighted, device)
     assert (fused.optimizer_type(), fused.optimizer_kwargs()) == (optimizer, settings)
 
 

@@ -28,11 +28,11 @@ POLICIES = {
 }
 
 
-def zch(rows=20, buckets=2, policy=None, ttl=2, **rest):
+def zch(rows=20, buckets=2, policy=None, ttl=2, device=CPU, **rest):
     config = HashZchEvictionConfig(features=["f"], single_ttl=ttl)
     return HashZchManagedCollisionModule(
         zch_size=rows,
-        device=CPU,
+        device=device,
         total_num_buckets=buckets,
         **{
             "eviction_policy_name": POLICIES[policy],
@@ -42,14 +42,13 @@ def zch(rows=20, buckets=2, policy=None, ttl=2, **rest):
     )
 
 
-def bag(ids, key="f"):
-    return {
-        key: JaggedTensor(torch.tensor(ids, dtype=torch.int64), lengths=torch.tensor([len(ids)]))
-    }
+def bag(ids, key="f", device=CPU):
+    values = torch.tensor(ids, dtype=torch.int64, device=device)
+    return {key: JaggedTensor(values, lengths=torch.tensor([len(ids)], device=device))}
 
 
 def rows_of(module, ids, key="f"):
-    return module(bag(ids, key))[key].values().tolist()
+    return module(bag(ids, key, module.device))[key].values().tolist()
 
 
 @pytest.fixture
@@ -67,10 +66,10 @@ def test_the_hash_is_the_published_one():
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("reserved", [0, 30])
 @pytest.mark.parametrize("shape", [(24, 3, 5, 0), (40, 2, 128, 900)])
-def test_streams_of_ids_have_the_rows_of_a_loop(clock, policy, reserved, shape):
+def test_streams_of_ids_have_the_rows_of_a_loop(clock, policy, reserved, shape, device):
     rows, buckets, probes, size = shape
     more = {"opt_in_prob": 100, "percent_reserved_slots": reserved} if reserved else {}
-    module = zch(rows, buckets, policy, 2, max_probe=probes, input_hash_size=size, **more)
+    module = zch(rows, buckets, policy, 2, device, max_probe=probes, input_hash_size=size, **more)
     own = rows // buckets
     reference = PlacesInAList(
         [(own * bucket, own) for bucket in range(buckets)],
@@ -101,8 +100,8 @@ def test_streams_of_ids_have_the_rows_of_a_loop(clock, policy, reserved, shape):
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_many_new_ids_at_once_are_placed_one_after_another():
-    module = zch(6000, 1, max_probe=8)
+def test_many_new_ids_at_once_are_placed_one_after_another(device):
+    module = zch(6000, 1, device=device, max_probe=8)
     reference = PlacesInAList([(0, 6000)], 8, lambda _: 0)
     ids = (torch.randperm(9000, generator=torch.Generator().manual_seed(1)) * 7919).tolist()
     reference.train(ids)

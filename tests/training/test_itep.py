@@ -412,6 +412,7 @@ def evaluated(model):
     return torch.cat(parts).detach().cpu()
 
 
+@pytest.mark.multi_gpu
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize(("kind", "ranks"), [("table_wise", 1), *((kind, 2) for kind in PLANS)])
 def test_ranks_train_as_the_loops_do(kind, ranks, pooled, tmp_path):
@@ -479,6 +480,7 @@ class NoSteps(torch.optim.SGD):
         super().__init__([nn.Parameter(torch.zeros(1))], lr=0.0)
 
 
+@pytest.mark.multi_gpu
 def test_a_pipeline_trains_as_a_loop_does():
     (losses, address), _ = run_on_ranks(2, planned_and_pipelined)
     assert len(set(losses)) == STEPS

@@ -39,24 +39,23 @@ MAX = torch.iinfo(torch.int64).max
 DOCS = Path(__file__).parents[2] / "docs" / "managed_collisions.md"
 
 
-def mch(rows, policy=None, interval=1, **rest):
+def mch(rows, policy=None, interval=1, device=CPU, **rest):
     return MCHManagedCollisionModule(
         zch_size=rows,
-        device=CPU,
+        device=device,
         eviction_policy=policy or LFU_EvictionPolicy(),
         eviction_interval=interval,
         **rest,
     )
 
 
-def bag(ids):
-    return {
-        "f": JaggedTensor(torch.tensor(ids, dtype=torch.int64), lengths=torch.tensor([len(ids)]))
-    }
+def bag(ids, device=CPU):
+    values = torch.tensor(ids, dtype=torch.int64, device=device)
+    return {"f": JaggedTensor(values, lengths=torch.tensor([len(ids)], device=device))}
 
 
 def rows_of(module, ids):
-    return module(bag(ids))["f"].values().tolist()
+    return module(bag(ids, module.device))["f"].values().tolist()
 
 
 def above_the_mean(counts):
@@ -66,7 +65,7 @@ def above_the_mean(counts):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("filtered", [False, True])
-def test_streams_of_ids_have_the_rows_of_a_dictionary(policy, interval, filtered):
+def test_streams_of_ids_have_the_rows_of_a_dictionary(policy, interval, filtered, device):
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
         rows = int(torch.randint(2, 14, (1,), generator=generator))
@@ -74,6 +73,7 @@ def test_streams_of_ids_have_the_rows_of_a_dictionary(policy, interval, filtered
             rows,
             policy(threshold_filtering_func=average_threshold_filter if filtered else None),
             interval,
+            device,
         )
         reference = MapInADictionary(
             rows, POLICIES[policy], interval, above_the_mean if filtered else None
@@ -205,8 +205,8 @@ def outputs(pooled, found):
 
 
 @pytest.mark.parametrize("pooled", [True, False])
-def test_values_and_gradients_are_those_of_plain_tables_behind_dictionaries(pooled):
-    model = collection(pooled)
+def test_values_and_gradients_are_those_of_plain_tables_behind_dictionaries(pooled, device):
+    model = collection(pooled, device=device)
     holder = (
         model._embedding_module.embedding_bags if pooled else model._embedding_module.embeddings
     )
@@ -239,11 +239,11 @@ def test_values_and_gradients_are_those_of_plain_tables_behind_dictionaries(pool
                 if pooled:
                     vectors = [v.sum(0) / (max(len(v), 1) if mean else 1) for v in vectors]
                 expected.append(torch.stack(vectors) if pooled else torch.cat(vectors))
-        found, rows = model(given)
+        found, rows = model(given.to(device))
         assert {key: rows[key].values().tolist() for key in remapped} == remapped
         assert rows.keys() == list(remapped)
         assert rows["y"].lengths().tolist() == given["y"].lengths().tolist()
-        values = outputs(pooled, found)
+        values = outputs(pooled, found).cpu()
         expected = torch.cat(expected, dim=1 if pooled else 0)
         torch.testing.assert_close(values.double(), expected, rtol=1e-5, atol=1e-6)
         scale = torch.arange(values.numel()).view(values.shape) / 10
@@ -251,7 +251,7 @@ def test_values_and_gradients_are_those_of_plain_tables_behind_dictionaries(pool
         (values * scale).sum().backward()
         (expected * scale).sum().backward()
         for name, weight in weights.items():
-            gradient = holder[name].weight.grad
+            gradient = holder[name].weight.grad.cpu()
             torch.testing.assert_close(gradient.double(), weight.grad, rtol=1e-5, atol=1e-6)
             plain[name] = weight.detach() - 0.5 * weight.grad
         optimizer.step()

@@ -21,13 +21,14 @@ from tessera.training.distributed.embedding import EmbeddingCollectionSharder
 from tessera.training.distributed.model_tracker import ModelDeltaTracker, TrackingMode
 from tessera.training.distributed.model_tracker.delta_store import DeltaStoreTrec
 from tessera.training.distributed.model_tracker.types import DeltaTrackerConfig, UpdateMode
-from tests.training.ranks import run_on_ranks
+from tests.training.ranks import rank_device, run_on_ranks
 
 ROWS = {"a": 13, "b": 7}
 # Table t_a serves two features; feature b is looked up in both tables.
 FEATURES = {"t_a": ["a", "b"], "t_b": ["b"]}
 TABLE_ROWS = {"t_a": 13, "t_b": 7}
 LR = 0.1
+CPU = torch.device("cpu")
 
 
 class Tower(nn.Module):
@@ -55,7 +56,7 @@ class Tower(nn.Module):
         return sum(own.pow(2).sum() for own in values)
 
 
-def built(*, pooled, optimizer="exact_row_wise_adagrad", place=None, kernel="fused"):
+def built(*, pooled, optimizer="exact_row_wise_adagrad", place=None, kernel="fused", device=CPU):
     sharder = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)(
         {"optimizer": optimizer, "learning_rate": LR}
     )
@@ -67,9 +68,11 @@ def built(*, pooled, optimizer="exact_row_wise_adagrad", place=None, kernel="fus
         sharder,
         local_size=ranks,
         world_size=ranks,
-        device_type="cpu",
+        device_type=device.type,
     )
-    return DistributedModelParallel(model, plan=ShardingPlan({"tables": plan}), sharders=[sharder])
+    return DistributedModelParallel(
+        model, device=device, plan=ShardingPlan({"tables": plan}), sharders=[sharder]
+    )
 
 
 def batch(seed):
@@ -128,9 +131,9 @@ def check_told(rows, holder, waiting, now, mode):
     ],
 )
 def test_each_consumer_is_told_of_every_row_once(
-    mode, pooled, optimizer, auto_compact, delete_on_read
+    *, mode, pooled, optimizer, auto_compact, delete_on_read, device
 ):
-    model = built(pooled=pooled, optimizer=optimizer)
+    model = built(pooled=pooled, optimizer=optimizer, device=device)
     assert model.get_delta_tracker() is None
     config = DeltaTrackerConfig(mode, ["x", "y"], delete_on_read, auto_compact)
     tracker = model.init_torchrec_delta_tracker(config)
@@ -154,7 +157,7 @@ def test_each_consumer_is_told_of_every_row_once(
                         consumer[name][row] = state
                     else:
                         consumer[name].setdefault(row, state)
-        model(features).backward()
+        model(features.to(device)).backward()
         now = states_of(model, mode)
         for consumer in told.get(step, ""):
             check_told(tracker.get_unique(consumer), holder, waiting[consumer], now, mode)
@@ -237,12 +240,15 @@ def test_states_without_a_mode_are_kept_until_rows_must_be_told_apart():
 
 
 def rows_of_this_rank():
-    model = built(pooled=True, place=sharding_plan.row_wise(compute_kernel="fused"))
+    device = rank_device()
+    place = sharding_plan.row_wise(compute_kernel="fused")
+    model = built(pooled=True, place=place, device=device)
     tracker = model.init_torchrec_delta_tracker(DeltaTrackerConfig())
-    model(batch(dist.get_rank())[0]).backward()
+    model(batch(dist.get_rank())[0].to(device)).backward()
     return tracker.get_unique_ids()
 
 
+@pytest.mark.multi_gpu
 def test_rows_are_those_of_this_ranks_shards():
     asked = [batch(rank)[1] for rank in range(2)]
     for rank, found in enumerate(run_on_ranks(2, rows_of_this_rank)):

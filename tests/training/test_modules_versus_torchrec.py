@@ -7,6 +7,7 @@ from tessera.training.bench.module_steps import CASES, Case
 from tessera.training.bench.modules_versus_torchrec import measure, worst
 from tessera.training.bench.sharded_steps import Library, libraries
 
+CPU = torch.device("cpu")
 SMALL = {
     "rows": 100,
     "ids": 20,
@@ -22,12 +23,12 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_has_its_shapes_and_takes_steps(name):
+def test_a_case_has_its_shapes_and_takes_steps(name, device):
     case = CASES[name]
     shape = case.draw(torch.Generator().manual_seed(0))
     assert shape == case.draw(torch.Generator().manual_seed(0))
     assert shape.keys() <= SMALL.keys()
-    step = case.make(libraries()[0], {key: SMALL[key] for key in shape})
+    step = case.make(libraries()[0], {key: SMALL[key] for key in shape}, device)
     assert step().numel() > 0
     assert step().numel() > 0
 
@@ -35,19 +36,21 @@ def test_a_case_has_its_shapes_and_takes_steps(name):
 def test_steps_that_give_different_values_are_not_timed(monkeypatch):
     both = [Library("tessera", "tessera.training", {}), Library("torchrec", "torchrec", {})]
     monkeypatch.setattr("tessera.training.bench.modules_versus_torchrec.libraries", lambda: both)
-    same = Case(lambda _: {}, lambda _library, _shape: lambda: torch.ones(2))
-    found = measure(same, {}, rounds=1, seconds=0.001)
+    same = Case(lambda _: {}, lambda _library, _shape, _device: lambda: torch.ones(2))
+    found = measure(same, {}, CPU, rounds=1, seconds=0.001)
     assert found["ratio"] > 0
-    other = Case(lambda _: {}, lambda library, _: lambda: torch.full((2,), len(library.name)))
+    other = Case(
+        lambda _: {}, lambda library, _shape, _device: lambda: torch.full((2,), len(library.name))
+    )
     with pytest.raises(AssertionError):
-        measure(other, {}, rounds=1, seconds=0.001)
+        measure(other, {}, CPU, rounds=1, seconds=0.001)
 
-    def refuses(library, _):
+    def refuses(library, _shape, _device):
         if library.name == "torchrec":
             raise RuntimeError("GPUs alone\nand more")
         return lambda: torch.ones(2)
 
-    found = measure(Case(lambda _: {}, refuses), {}, rounds=1, seconds=0.001)
+    found = measure(Case(lambda _: {}, refuses), {}, CPU, rounds=1, seconds=0.001)
     assert found["errors"] == {"torchrec": "RuntimeError: GPUs alone"}
     assert "ratio" not in found
 

@@ -39,6 +39,7 @@ from tests.training.test_train_pipeline import (
     tables_of,
 )
 
+pytestmark = pytest.mark.multi_gpu
 LR = 0.1
 
 

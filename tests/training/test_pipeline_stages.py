@@ -37,6 +37,8 @@ from tests.training.test_train_pipeline import (
     tables_of,
 )
 
+pytestmark = pytest.mark.multi_gpu
+
 # Gradient accumulation
 
 
@@ -133,17 +135,21 @@ def test_a_step_needs_a_batch():
 # Stages
 
 
+def stream_of_rank():
+    return torch.cuda.Stream() if rank_device().type == "cuda" else torch.cpu.Stream()
+
+
 def staged(how):
     expected, tables = plain_loop(Model)
     dmp, optimizer = sharded(Model)
-    cpu = torch.cpu.Stream()
-    sdd = SparseDataDistUtil(dmp, None, prefetch_stream=cpu if how == "prefetch" else None)
+    stream = stream_of_rank()
+    sdd = SparseDataDistUtil(dmp, None, prefetch_stream=stream if how == "prefetch" else None)
     stages = [
         PipelineStage("copy", lambda batch: batch.to(rank_device(), non_blocking=True), None),
         sdd.start_sparse_data_dist_stage(),
     ]
     if how == "prefetch":
-        stages.append(PipelineStage("prefetch", sdd.prefetch, cpu, sdd.load_prefetch))
+        stages.append(PipelineStage("prefetch", sdd.prefetch, stream, sdd.load_prefetch))
     pipeline = StagedTrainPipeline(stages)
     every, losses = list(batches(dist.get_rank())), []
     sources = [iter(every[:4]), iter(every[4:])] if how == "turns" else [iter(every)]
@@ -171,7 +177,7 @@ def staged_lookup():
     """A lookup in a stage is one update behind, as semi-synchronous training from batch 0 on."""
     expected, _ = behind_by_one(STEPS, 0, stashes=False)
     dmp, optimizer = sharded(Model, fused_params={"optimizer": sgd()})
-    stream = torch.cuda.Stream() if rank_device().type == "cuda" else torch.cpu.Stream()
+    stream = stream_of_rank()
     sdd = SparseDataDistUtil(dmp, None, embedding_lookup_stream=stream)
     pipeline = StagedTrainPipeline(
         [sdd.start_sparse_data_dist_stage(), sdd.start_embedding_lookup_stage()]

@@ -19,6 +19,7 @@ from tests.training.ranks import rank_device, run_on_ranks
 pytest.importorskip(
     "torchrec", reason="TorchRec is not installed: there is nothing to compare with"
 )
+pytestmark = pytest.mark.multi_gpu
 ROWS, DIM, KEYS = 9, 3, {"a": 3, "b": 4}
 
 
@@ -71,17 +72,18 @@ def steps(name, kind):
         found = []
         for _ in range(5):
             count = int(torch.randint(1, 7, (1,), generator=generator))
-            ids = torch.randint(0, ROWS, (count,), generator=generator)
-            asked = torch.randint(0, ROWS, (3,), generator=generator)
+            ids = torch.randint(0, ROWS, (count,), generator=generator).to(device)
+            asked = torch.randint(0, ROWS, (3,), generator=generator).to(device)
             if name == "vectors":
-                pool.update(ids=ids, values=torch.rand(count, DIM, generator=generator))
+                vectors = torch.rand(count, DIM, generator=generator).to(device)
+                pool.update(ids=ids, values=vectors)
                 found.append(pool.lookup(asked).wait())
                 continue
             # TorchRec 1.8 writes bags to other rows where ids are not in the order of the ranks that hold them.
             ids = ids.sort().values
             lengths = torch.randint(0, 4, (2 * count,), generator=generator, dtype=torch.int32)
             values = torch.randint(0, 99, (int(lengths.sum()),), generator=generator)
-            batch = of["batch"].from_lengths_sync(["b", "a"], values, lengths)
+            batch = of["batch"].from_lengths_sync(["b", "a"], values, lengths).to(device)
             pool.update(ids=ids, values=batch)
             read = pool.lookup(ids=asked).wait()
             assert list(read.keys()) == ["a", "b"]

@@ -49,7 +49,10 @@ from tests.training.sharded_cases import (
 )
 from tests.training.test_sharded_ebc import BATCHES, TABLES, plans
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
+pytestmark = [
+    pytest.mark.multi_gpu,
+    pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning"),
+]
 
 KINDS = [kind.value for kind in EmbOptimType]
 

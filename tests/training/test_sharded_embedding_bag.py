@@ -12,10 +12,13 @@ from tessera.training.distributed.embeddingbag import (
 )
 from tessera.training.distributed.model_parallel import DistributedModelParallel
 from tessera.training.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan
-from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.ranks import rank_device, run_on_ranks, whole_on_each_rank
 from tests.training.sharded_cases import placed
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
+pytestmark = [
+    pytest.mark.multi_gpu,
+    pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning"),
+]
 
 LR = 0.1
 
@@ -60,11 +63,10 @@ def train(kind, kwargs, mode, form):
         (out * out).sum().backward()
     state = dmp.state_dict()
     assert list(state) == ["0.weight"]
-    full = torch.zeros(11, 8, device=device)
-    state["0.weight"].gather(0, full if rank == 0 else None)
+    full = whole_on_each_rank(state["0.weight"])
     dmp.load_state_dict({"0.weight": torch.ones(11, 8)})
     assert all(bool((p == 1).all()) for _, p in dmp.named_parameters())
-    return outputs, full.cpu()
+    return outputs, full
 
 
 @pytest.mark.parametrize("form", ["matrix", "offsets", "last"])

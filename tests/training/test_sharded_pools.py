@@ -42,6 +42,7 @@ from tessera.training.modules.keyed_jagged_tensor_pool import KeyedJaggedTensorP
 from tessera.training.modules.tensor_pool import TensorPool
 from tests.training.ranks import rank_device, run_on_ranks, whole_on_each_rank
 
+pytestmark = pytest.mark.multi_gpu
 ROWS, DIM, KEYS = 7, 3, {"a": 2, "b": 0, "c": 4}
 PLANS = {
     kind.value: ObjectPoolShardingPlan(kind)

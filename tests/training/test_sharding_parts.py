@@ -23,6 +23,8 @@ from tessera.training.distributed.travel.bucketize import bucketize_kjt_before_a
 from tessera.training.distributed.types import ParameterSharding, ShardingEnv
 from tests.training.ranks import rank_device, run_on_ranks
 
+pytestmark = pytest.mark.multi_gpu
+
 
 def put_together():
     """Columns of two tables, cut and dealt so that they arrive out of order."""

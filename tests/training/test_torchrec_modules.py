@@ -36,6 +36,16 @@ TWO_SAMPLES = KeyedJaggedTensor(
 )
 
 
+def same_gradients(found, expected, inputs):
+    """Both give the inputs the same gradients, of a sum of squares."""
+    ours, theirs = (
+        torch.autograd.grad(each.square().sum(), inputs, retain_graph=True)
+        for each in (found, expected)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def cross(layer, x_0, x_l):
     return x_0 * (layer.kernels[0] @ x_l + layer.bias[0].squeeze(1)) + x_l
 
@@ -57,6 +67,11 @@ def cross_by_experts(layer, x_0, x_l):
     return sum(gates.softmax(0)[expert] * one(expert) for expert in range(count)) + x_l
 
 
+def name_of(name, place):
+    """What a weight of a network of layer ``place`` alone is called in the whole network."""
+    return name if "gates" in name else name.replace(".0", f".{place}", 1)
+
+
 def mixture(experts):
     return lambda layers: LowRankMixtureCrossNet(N, layers, experts, 2, torch.tanh)
 
@@ -71,62 +86,75 @@ def mixture(experts):
     ],
     ids=["full", "vector", "one expert", "experts"],
 )
-def test_cross_networks_are_their_equations(make, equation):
+def test_cross_networks_are_their_equations(make, equation, device):
     torch.manual_seed(1)
-    net, x = make(2), torch.randn(4, N)
+    net, x = make(2).to(device), torch.randn(4, N, device=device, requires_grad=True)
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.5)
+    weights = dict(net.named_parameters())
+    ones = [make(1).to(device) for _ in range(2)]  # a network of each layer alone
+    for place, one in enumerate(ones):
+        one.load_state_dict(
+            {name: weights[name_of(name, place)].detach() for name in one.state_dict()}
+        )
     expected = []
     for x_0 in x:
         x_l = x_0
-        for place in range(2):
-            one = make(1)  # a network of layer ``place`` alone
-            held = net.state_dict()
-            one.load_state_dict(
-                {
-                    name: held[name.replace(".0", f".{place}", 1)]
-                    for name in one.state_dict()
-                    if "gates" not in name
-                }
-                | {name: tensor for name, tensor in held.items() if "gates" in name}
-            )
+        for one in ones:
             x_l = equation(one, x_0, x_l)
         expected.append(x_l)
-    torch.testing.assert_close(net(x), torch.stack(expected))
+    found, wanted = net(x), torch.stack(expected)
+    torch.testing.assert_close(found, wanted)
+    same_gradients(found, wanted, [x])
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    by_layers = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for place, one in enumerate(ones):
+        for name, weight in one.named_parameters():
+            if weight.grad is not None:
+                by_layers[name_of(name, place)] += weight.grad  # layers share the gates
+    for name, weight in weights.items():
+        own = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        torch.testing.assert_close(own, by_layers[name])
     assert torch.equal(symbolic_trace(net)(x), net(x))
     with pytest.raises(ValueError, match="num_layers is 0"):
         make(0)
 
 
 @pytest.mark.parametrize(("dims", "axes"), [(N, [-1]), ([3, N], [-2, -1])])
-def test_swish_with_a_norm_is_its_equation(dims, axes):
-    x = torch.randn(4, 3, N)
+def test_swish_with_a_norm_is_its_equation(dims, axes, device):
+    x = torch.randn(4, 3, N, device=device, requires_grad=True)
     mean, variance = x.mean(axes, keepdim=True), x.var(axes, keepdim=True, unbiased=False)
     expected = x * torch.sigmoid((x - mean) / torch.sqrt(variance + 1e-5))
-    torch.testing.assert_close(SwishLayerNorm(dims)(x), expected)
+    found = SwishLayerNorm(dims).to(device)(x)
+    torch.testing.assert_close(found, expected)
+    same_gradients(found, expected, [x])
 
 
-def test_the_machine_takes_all_pairs_of_numbers():
+def test_the_machine_takes_all_pairs_of_numbers(device):
     vectors = [torch.randn(3, 2, 2), torch.randn(3, 4)]
+    vectors = [given.to(device).requires_grad_() for given in vectors]
     flat = torch.cat([vectors[0].reshape(3, 4), vectors[1]], dim=1)
     pairs = [sum(row[i] * row[j] for i in range(8) for j in range(i)) for row in flat]
-    torch.testing.assert_close(FactorizationMachine()(vectors), torch.stack(pairs).unsqueeze(1))
-    linear = nn.Linear(8, 2)
+    found, expected = FactorizationMachine()(vectors), torch.stack(pairs).unsqueeze(1)
+    torch.testing.assert_close(found, expected)
+    same_gradients(found, expected, vectors)
+    linear = nn.Linear(8, 2, device=device)
     assert torch.equal(DeepFM(linear)(vectors), linear(flat))
 
 
-def collection(*dims):
+def collection(*dims, device=None):
     tables = [
         EmbeddingBagConfig(6, dim, name=f"t{place}", feature_names=[f"f{place}"])
         for place, dim in enumerate(dims)
     ]
-    return EmbeddingBagCollection(tables)
+    return EmbeddingBagCollection(tables, device=device)
 
 
-def test_a_small_deepfm_puts_its_parts_together():
-    model = SimpleDeepFMNN(3, collection(4, 4), hidden_layer_size=7, deep_fm_dimension=5)
-    dense = torch.randn(2, 3)
-    kjt = TWO_SAMPLES
+def test_a_small_deepfm_puts_its_parts_together(device):
+    model = SimpleDeepFMNN(3, collection(4, 4), hidden_layer_size=7, deep_fm_dimension=5).to(device)
+    dense = torch.randn(2, 3, device=device)
+    kjt = TWO_SAMPLES.to(device)
     found = model(dense, kjt)
     own = model.dense_arch.model(dense)
     pooled = model.sparse_arch(kjt)
@@ -134,7 +162,9 @@ def test_a_small_deepfm_puts_its_parts_together():
     pair_sum = 0.5 * (every.sum(1).square() - every.square().sum(1))
     deep = model.inter_arch.deep_fm.dense_module(every)
     mixed = torch.cat([own, deep, pair_sum.unsqueeze(1)], dim=1)
-    torch.testing.assert_close(found, torch.sigmoid(model.over_arch.model[0](mixed)))
+    expected = torch.sigmoid(model.over_arch.model[0](mixed))
+    torch.testing.assert_close(found, expected)
+    same_gradients(found, expected, list(model.parameters()))
     assert torch.equal(torch.jit.script(symbolic_trace(model))(dense, kjt), found)
     for dims in ((), (4, 8)):
         with pytest.raises(UserError, match="give at least one table, and all the same"):
@@ -150,9 +180,10 @@ class Groups(nn.Module):
         return self.regroup([left, right])
 
 
-def test_groups_of_columns_by_a_module_and_by_a_function():
-    left = KeyedTensor(["a", "b"], [1, 2], torch.arange(6.0).view(2, 3))
-    right = KeyedTensor(["c"], [2], torch.arange(4.0).view(2, 2))
+def test_groups_of_columns_by_a_module_and_by_a_function(device):
+    values = [torch.arange(2.0 * n, device=device).view(2, n).requires_grad_() for n in (3, 2)]
+    left = KeyedTensor(["a", "b"], [1, 2], values[0])
+    right = KeyedTensor(["c"], [2], values[1])
     groups = [["c", "a"], ["b"]]
     by_hand = {
         "x": torch.cat([right["c"], left["a"]], dim=1),
@@ -163,6 +194,7 @@ def test_groups_of_columns_by_a_module_and_by_a_function():
         found = way(left, right)
         assert list(found) == ["x", "y"]
         assert all(torch.equal(found[name], by_hand[name]) for name in by_hand)
+        same_gradients(*(torch.cat([each["x"], each["y"]], 1) for each in (found, by_hand)), values)
     for found, expected in zip(regroup_kts([left, right], groups), by_hand.values(), strict=True):
         assert torch.equal(found, expected)
     half = KTRegroupAsDict(groups, ["x", "y"], DataType.FP16)([left, right])
@@ -171,12 +203,12 @@ def test_groups_of_columns_by_a_module_and_by_a_function():
         KTRegroupAsDict(groups, ["x"])
 
 
-def test_a_dlrm_with_projections_is_its_equation_and_trains():
-    model = DLRM_Projection(collection(4, 4), 3, [5, 4], [6, 1], [7, 8], [12])
-    dense = torch.randn(2, 3)
-    found = model(dense, TWO_SAMPLES)
+def test_a_dlrm_with_projections_is_its_equation_and_trains(device):
+    model = DLRM_Projection(collection(4, 4), 3, [5, 4], [6, 1], [7, 8], [12]).to(device)
+    dense, two_samples = torch.randn(2, 3, device=device), TWO_SAMPLES.to(device)
+    found = model(dense, two_samples)
     own = model.dense_arch.model(dense)
-    every = torch.cat([own, model.sparse_arch(TWO_SAMPLES).flatten(1)], dim=1)
+    every = torch.cat([own, model.sparse_arch(two_samples).flatten(1)], dim=1)
     left = model.inter_arch.interaction_branch1.model(every)
     right = model.inter_arch.interaction_branch2.model(every)
     rows = []
@@ -190,25 +222,22 @@ def test_a_dlrm_with_projections_is_its_equation_and_trains():
         rows.append(torch.cat([own[sample], torch.stack(products)]))
     expected = model.over_arch.model(torch.stack(rows))
     torch.testing.assert_close(found, expected)
-    parameters = list(model.parameters())
-    grads = torch.autograd.grad(found.sum(), parameters)
-    for grad, same in zip(grads, torch.autograd.grad(expected.sum(), parameters), strict=True):
-        torch.testing.assert_close(grad, same)
-    assert torch.equal(torch.jit.script(symbolic_trace(model))(dense, TWO_SAMPLES), found)
+    same_gradients(found, expected, list(model.parameters()))
+    assert torch.equal(torch.jit.script(symbolic_trace(model))(dense, two_samples), found)
     with pytest.raises(ValueError, match="interaction_branch2_layer_size is 9; it must be a"):
         DLRM_Projection(collection(4, 4), 3, [5, 4], [6, 1], [8], [9])
 
 
-def test_a_wrapped_dlrm_gives_its_loss_while_it_is_trained():
-    model = DLRMWrapper(collection(4, 4), 3, [4], [6, 1])
-    plain = DLRM(collection(4, 4), 3, [4], [6, 1])
+def test_a_wrapped_dlrm_gives_its_loss_while_it_is_trained(device):
+    model = DLRMWrapper(collection(4, 4), 3, [4], [6, 1]).to(device)
+    plain = DLRM(collection(4, 4), 3, [4], [6, 1]).to(device)
     plain.load_state_dict(model.state_dict())
     batch = SimpleNamespace(
-        float_features=torch.randn(2, 3),
-        idlist_features=TWO_SAMPLES,
-        label=torch.tensor([1.0, 0.0]),
+        float_features=torch.randn(2, 3, device=device),
+        idlist_features=TWO_SAMPLES.to(device),
+        label=torch.tensor([1.0, 0.0], device=device),
     )
-    logits = plain(batch.float_features, TWO_SAMPLES)
+    logits = plain(batch.float_features, batch.idlist_features)
     loss, found = model(batch)
     assert torch.equal(found, logits)
     p = torch.sigmoid(logits.double().squeeze())
@@ -231,7 +260,7 @@ class Mixing(nn.Module):
         return self.linear(looked_up.values())
 
 
-def test_towers_stand_side_by_side():
+def test_towers_stand_side_by_side(device):
     weighted = EmbeddingBagCollection(
         [EmbeddingBagConfig(6, 4, name="w", feature_names=["f0"])], is_weighted=True
     )
@@ -247,15 +276,16 @@ def test_towers_stand_side_by_side():
         EmbeddingTower(kind, Mixing(width, columns))
         for kind, width, columns in zip(kinds, (8, 4, 4), (3, 2, 1), strict=True)
     ]
-    model = EmbeddingTowerCollection(towers)
+    model = EmbeddingTowerCollection(towers).to(device)
     weights = torch.tensor([0.5, -1.0, 2.0])
     with_weights = KeyedJaggedTensor(
         TWO_SAMPLES.keys(), TWO_SAMPLES.values(), weights, lengths=TWO_SAMPLES.lengths()
-    )
-    found = model(TWO_SAMPLES, with_weights)
+    ).to(device)
+    two_samples = TWO_SAMPLES.to(device)
+    found = model(two_samples, with_weights)
     # f0 has the ids 1 and none, f1 the ids 2 and 5.
     table = {name: kinds[0].embedding_bags[name].weight for name in ("t0", "t1")}
-    zero = torch.zeros(4)
+    zero = torch.zeros(4, device=device)
     plain = torch.stack(
         [
             torch.cat([table["t0"][1], table["t1"][2]]),
@@ -273,12 +303,8 @@ def test_towers_stand_side_by_side():
     )
     assert found.shape == (2, 6)
     torch.testing.assert_close(found, expected)
-    parameters = list(model.parameters())
-    grads = torch.autograd.grad(found.square().sum(), parameters)
-    same = torch.autograd.grad(expected.square().sum(), parameters)
-    for one, other in zip(grads, same, strict=True):
-        torch.testing.assert_close(one, other)
+    same_gradients(found, expected, list(model.parameters()))
     with pytest.raises(ValueError, match="tower 1 needs weighted_features"):
-        model(TWO_SAMPLES)
+        model(two_samples)
     EmbeddingTowerCollection(towers, torch.device("meta"))
     assert {tower.interaction.linear.weight.device.type for tower in towers} == {"meta"}

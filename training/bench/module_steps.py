@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from tessera.training.bench.sharded_steps import Library
 
-CPU = torch.device("cpu")
 BATCHES = 8  # different ones, used in turn
 Shape = dict[str, Any]
 Step = Callable[[], Tensor]
@@ -29,12 +28,12 @@ class Case:
 
     Attributes:
         draw: a shape, of random numbers of the generator.
-        make: a library's step at a shape.
+        make: a library's step at a shape, on a device.
         equal: whether the step's result has to be equal in both libraries.
     """
 
     draw: Callable[[torch.Generator], Shape]
-    make: Callable[[Library, Shape], Step]
+    make: Callable[[Library, Shape, torch.device], Step]
     equal: bool = True
 
 
@@ -71,10 +70,10 @@ def _drifting_ids(shape: Shape) -> list[Tensor]:
     ]
 
 
-def _map_step(library: Library, shape: Shape, module: Any) -> Step:
+def _map_step(library: Library, shape: Shape, module: Any, device: torch.device) -> Step:
     jagged = library.get("sparse.jagged_tensor", "JaggedTensor")
-    lengths = torch.ones(shape["ids"], dtype=torch.int32)
-    batches = [{"f": jagged(ids, lengths=lengths)} for ids in _drifting_ids(shape)]
+    lengths = torch.ones(shape["ids"], dtype=torch.int32, device=device)
+    batches = [{"f": jagged(ids.to(device), lengths=lengths)} for ids in _drifting_ids(shape)]
     module.train()
     number = count()
 
@@ -86,30 +85,30 @@ def _map_step(library: Library, shape: Shape, module: Any) -> Step:
     return step
 
 
-def sorted_map(library: Library, shape: Shape) -> Step:
+def sorted_map(library: Library, shape: Shape, device: torch.device) -> Step:
     """Ids to rows by a sorted map that learns."""
     module = library.get("modules.mc_modules", "MCHManagedCollisionModule")(
         zch_size=shape["rows"],
-        device=CPU,
+        device=device,
         eviction_policy=library.get("modules.mc_modules", shape["policy"])(),
         eviction_interval=shape["interval"],
         input_hash_size=2**40,
     )
-    return _map_step(library, shape, module)
+    return _map_step(library, shape, module, device)
 
 
-def hash_map(library: Library, shape: Shape) -> Step:
+def hash_map(library: Library, shape: Shape, device: torch.device) -> Step:
     """Ids to rows by probing."""
     policy = library.get("modules.hash_mc_evictions", "HashZchEvictionPolicyName")
     config = library.get("modules.hash_mc_evictions", "HashZchEvictionConfig")
     module = library.get("modules.hash_mc_modules", "HashZchManagedCollisionModule")(
         zch_size=shape["rows"],
-        device=CPU,
+        device=device,
         total_num_buckets=4,
         eviction_policy_name=policy.SINGLE_TTL_EVICTION,
         eviction_config=config(features=["f"], single_ttl=24),
     )
-    return _map_step(library, shape, module)
+    return _map_step(library, shape, module, device)
 
 
 def pool_shape(generator: torch.Generator) -> Shape:
@@ -120,15 +119,20 @@ def pool_shape(generator: torch.Generator) -> Shape:
     }
 
 
-def tensor_pool(library: Library, shape: Shape, spread: Callable[[Any], Any] | None = None) -> Step:
+def tensor_pool(
+    library: Library,
+    shape: Shape,
+    device: torch.device,
+    spread: Callable[[Any], Any] | None = None,
+) -> Step:
     """Vectors are written by number, then read; ``spread`` makes the pool one over ranks."""
     pool = library.get("modules.tensor_pool", "TensorPool")(
-        shape["rows"], shape["dim"], torch.float32, CPU
+        shape["rows"], shape["dim"], torch.float32, device
     )
     pool = spread(pool) if spread else pool
     generator = random()
-    ids = torch.randint(shape["rows"], (shape["ids"],), generator=generator)
-    values = torch.rand(shape["ids"], shape["dim"], generator=generator)
+    ids = torch.randint(shape["rows"], (shape["ids"],), generator=generator).to(device)
+    values = torch.rand(shape["ids"], shape["dim"], generator=generator).to(device)
 
     def step() -> Tensor:
         pool.update(ids, values)
@@ -138,11 +142,16 @@ def tensor_pool(library: Library, shape: Shape, spread: Callable[[Any], Any] | N
     return step
 
 
-def ids_pool(library: Library, shape: Shape, spread: Callable[[Any], Any] | None = None) -> Step:
+def ids_pool(
+    library: Library,
+    shape: Shape,
+    device: torch.device,
+    spread: Callable[[Any], Any] | None = None,
+) -> Step:
     """Bags are written by number, then read; ``spread`` makes the pool one over ranks."""
     most = {f"f{place}": place + shape["dim"] // 8 for place in range(4)}
     pool = library.get("modules.keyed_jagged_tensor_pool", "KeyedJaggedTensorPool")(
-        shape["rows"], most, torch.int64, False, CPU
+        shape["rows"], most, torch.int64, False, device
     )
     pool = spread(pool) if spread else pool
     generator = random()
@@ -153,7 +162,8 @@ def ids_pool(library: Library, shape: Shape, spread: Callable[[Any], Any] | None
     )
     values = torch.randint(2**40, (int(lengths.sum()),), generator=generator)
     kjt = library.get("sparse.jagged_tensor", "KeyedJaggedTensor")
-    bags = kjt.from_lengths_sync(list(most), values, lengths)
+    bags = kjt.from_lengths_sync(list(most), values, lengths).to(device)
+    ids = ids.to(device)
 
     def step() -> Tensor:
         pool.update(ids, bags)
@@ -186,7 +196,7 @@ def _metric_shape(generator: torch.Generator) -> Shape:
     }
 
 
-def metric(library: Library, shape: Shape) -> Step:
+def metric(library: Library, shape: Shape, device: torch.device) -> Step:
     """Batches are counted, and the metric computed, every few of them."""
     info = library.get("metrics.metrics_config", "RecTaskInfo")
     kind = library.get("metrics.metrics_config", "RecMetricEnum")[shape["metric"]]
@@ -197,11 +207,12 @@ def metric(library: Library, shape: Shape) -> Step:
         batch_size=shape["batch"],
         tasks=[info(name=name) for name in names],
         window_size=20 * shape["batch"],
-    )
+    ).to(device)
     generator = random()
 
     def numbers() -> dict[str, Tensor]:
-        return {name: torch.rand(shape["batch"], generator=generator).double() for name in names}
+        drawn = {name: torch.rand(shape["batch"], generator=generator) for name in names}
+        return {name: values.double().to(device) for name, values in drawn.items()}
 
     predictions, weights = numbers(), numbers()
     labels = {name: (values < 0.5).double() for name, values in numbers().items()}
@@ -225,7 +236,7 @@ def _vectors_shape(generator: torch.Generator) -> Shape:
     }
 
 
-def regroup(library: Library, shape: Shape) -> Step:
+def regroup(library: Library, shape: Shape, device: torch.device) -> Step:
     """The vectors of two collections are put together in groups."""
     halves = [[f"f{place}" for place in range(first, shape["features"], 2)] for first in range(2)]
     generator = random()
@@ -234,7 +245,9 @@ def regroup(library: Library, shape: Shape) -> Step:
         keyed(
             keys=names,
             length_per_key=[shape["dim"]] * len(names),
-            values=torch.rand(shape["batch"], shape["dim"] * len(names), generator=generator),
+            values=torch.rand(shape["batch"], shape["dim"] * len(names), generator=generator).to(
+                device
+            ),
         )
         for names in halves
     ]
@@ -260,23 +273,25 @@ def _trained(module: nn.Module, *given: Tensor) -> Step:
     return step
 
 
-def _dense(module: str, name: str, *arguments: Any) -> Callable[[Library, Shape], Step]:
+def _dense(
+    module: str, name: str, *arguments: Any
+) -> Callable[[Library, Shape, torch.device], Step]:
     """Makes the step of a module whose input is ``[batch, features * dim]``."""
 
-    def make(library: Library, shape: Shape) -> Step:
+    def make(library: Library, shape: Shape, device: torch.device) -> Step:
         width = shape["features"] * shape["dim"]
-        built = library.get(module, name)(width, *arguments)
-        return _trained(built, torch.rand(shape["batch"], width, generator=random()))
+        built = library.get(module, name)(width, *arguments).to(device)
+        return _trained(built, torch.rand(shape["batch"], width, generator=random()).to(device))
 
     return make
 
 
-def factorization(library: Library, shape: Shape) -> Step:
+def factorization(library: Library, shape: Shape, device: torch.device) -> Step:
     """The pairs of a factorization machine."""
     built = library.get("modules.deepfm", "FactorizationMachine")()
     generator = random()
     given = [
-        torch.rand(shape["batch"], shape["dim"], generator=generator).requires_grad_()
+        torch.rand(shape["batch"], shape["dim"], generator=generator).to(device).requires_grad_()
         for _ in range(shape["features"])
     ]
 

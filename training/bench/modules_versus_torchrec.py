@@ -1,8 +1,9 @@
 """The time of a step of modules, pipelines and replicas, beside TorchRec's at random shapes.
 
 Managed collisions, pools, metrics and dense modules run in one process, pipelines, `DMPCollection` and sharded pools on ranks
-joined by gloo, all on the CPU with one thread each.  Times are of the processor in one process, so that other
-work on the machine matters little, and elapsed times over ranks.  Each case is drawn at a few random shapes.  The two libraries take turns in the
+joined by gloo, all on the CPU with one thread each, or with ``--device cuda`` on a GPU each joined by NCCL.  Times are of the
+processor in one process on the CPU, so that other work on the machine matters little, and else elapsed times,
+on a GPU to the end of what it was given.  Each case is drawn at a few random shapes.  The two libraries take turns in the
 same processes, on the same data, and first give the same values where the case has any to compare.  The ratio is
 TorchRec's time by Tessera's in each round, its median over the rounds.
 
@@ -43,30 +44,36 @@ from tessera.training.bench.sharded_steps import Library, libraries
 RTOL, ATOL = 1e-4, 1e-5  # float32, sums in another order
 
 
-def on_slowest(seconds: float) -> float:
+def on_slowest(seconds: float, device: torch.device) -> float:
     """The longest of the ranks' times."""
-    longest = torch.tensor(seconds, dtype=torch.float64)
+    longest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     return float(longest)
 
 
-def mean_seconds(step: Callable[[], Any], calls: int) -> float:
-    """The mean time of some calls: of the processor in one process, elapsed and on the slowest rank in several."""
-    ranks = dist.is_initialized()
-    clock = time.perf_counter if ranks else time.process_time
+def mean_seconds(step: Callable[[], Any], calls: int, device: torch.device) -> float:
+    """The mean time of some calls: of the processor in one process on the CPU, elapsed and on the slowest rank else."""
+    ranks, on_gpu = dist.is_initialized(), device.type == "cuda"
+    clock = time.perf_counter if ranks or on_gpu else time.process_time
     if ranks:
         dist.barrier()
+    if on_gpu:
+        torch.cuda.synchronize(device)
     begin = clock()
     for _ in range(calls):
         step()
+    if on_gpu:
+        torch.cuda.synchronize(device)
     taken = (clock() - begin) / calls
-    return on_slowest(taken) if ranks else taken
+    return on_slowest(taken, device) if ranks else taken
 
 
-def begun(library: Library, case: Case, shape: Shape) -> tuple[Step | None, Any]:
+def begun(
+    library: Library, case: Case, shape: Shape, device: torch.device
+) -> tuple[Step | None, Any]:
     """A library's step and what its first call gave, or None and what a peer raised."""
     try:
-        step = case.make(library, shape)
+        step = case.make(library, shape, device)
         return step, step()
     except Exception as error:
         if library.name == "tessera":
@@ -74,7 +81,9 @@ def begun(library: Library, case: Case, shape: Shape) -> tuple[Step | None, Any]
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def measure(case: Case, shape: Shape, *, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(
+    case: Case, shape: Shape, device: torch.device, *, rounds: int, seconds: float
+) -> dict[str, Any]:
     """Seconds of each library's step and their ratio; in place of a library that raises, its error.
 
     Raises:
@@ -82,7 +91,7 @@ def measure(case: Case, shape: Shape, *, rounds: int, seconds: float) -> dict[st
     """
     steps, errors, first = {}, {}, {}
     for library in libraries():
-        step, outcome = begun(library, case, shape)
+        step, outcome = begun(library, case, shape, device)
         if step is None:
             errors[library.name] = outcome
         else:
@@ -90,9 +99,10 @@ def measure(case: Case, shape: Shape, *, rounds: int, seconds: float) -> dict[st
     if case.equal and len(first) == 2:
         ours, theirs = first["tessera"], first["torchrec"]
         torch.testing.assert_close(ours, theirs, rtol=RTOL, atol=ATOL, check_dtype=False)
-    once = max(mean_seconds(step, 2) for step in steps.values())
+    once = max(mean_seconds(step, 2, device) for step in steps.values())
     calls = max(1, round(seconds / rounds / len(steps) / once))
-    times = in_turns({n: partial(mean_seconds, s, calls) for n, s in steps.items()}, rounds)
+    measures = {name: partial(mean_seconds, step, calls, device) for name, step in steps.items()}
+    times = in_turns(measures, rounds)
     found: dict[str, Any] = {**medians(times), "errors": errors}
     if "torchrec" in times:
         pairs = zip(times["torchrec"], times["tessera"], strict=True)
@@ -111,10 +121,18 @@ def tell(name: str, shape: Shape, found: dict[str, Any]) -> None:
 
 
 def work(  # noqa: PLR0917 - the ranks get them by place
-    cases: dict[str, Case], names: list[str], shapes: int, rounds: int, seconds: float, seed: int
+    cases: dict[str, Case],
+    device: str,
+    names: list[str],
+    shapes: int,
+    rounds: int,
+    seconds: float,
+    seed: int,
 ) -> list[tuple[float, str]]:
     """The ratios of cases at random shapes, each with its name; rank 0 prints them."""
     torch.set_num_threads(1)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    place = torch.device("cuda", rank) if device == "cuda" else torch.device(device)
     ratios = []
     for name in names:
         generator = torch.Generator().manual_seed(seed)
@@ -124,19 +142,20 @@ def work(  # noqa: PLR0917 - the ranks get them by place
             if len(seen) < shapes and shape not in seen:
                 seen.append(shape)
         for shape in seen:
-            found = measure(cases[name], shape, rounds=rounds, seconds=seconds)
-            if not dist.is_initialized() or dist.get_rank() == 0:
+            found = measure(cases[name], shape, place, rounds=rounds, seconds=seconds)
+            if rank == 0:
                 tell(name, shape, found)
             if "ratio" in found:
                 ratios.append((found["ratio"], name))
     return ratios
 
 
-def parallel(*given: Any) -> list[tuple[float, str]]:
+def parallel(device: str, *given: Any) -> list[tuple[float, str]]:
     """What a rank runs."""
     warnings.simplefilter("ignore")
-    let_cpu_streams_pass()
-    return work(PARALLEL, *given)
+    if device == "cpu":
+        let_cpu_streams_pass()
+    return work(PARALLEL, device, *given)
 
 
 def worst(ratios: Iterable[tuple[float, str]]) -> str:
@@ -161,6 +180,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="rounds (7)")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for a shape, about (2)")
     parser.add_argument("--ranks", type=int, default=2, help="processes of cases over ranks (2)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the shapes (0)")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -172,14 +192,14 @@ def main() -> int:
         parser.error(
             f"--only {args.only!r}: no case has it in its name; give a part of one of {names}"
         )
-    print(f"{machine()}, {args.ranks} ranks")
+    where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    print(f"{machine()}, {args.ranks} ranks, on {where}")
     print_head("step", "shape", "Tessera, us", "TorchRec, us", "ratio")
-    ratios = work(CASES, here, *given)
+    ratios = work(CASES, args.device, here, *given)
     if over_ranks:
-        ratios += [
-            (ratio, name)
-            for ratio, name in in_ranks(parallel, args.ranks, "gloo", over_ranks, *given)
-        ]
+        backend = "nccl" if args.device == "cuda" else "gloo"
+        found = in_ranks(parallel, args.ranks, backend, args.device, over_ranks, *given)
+        ratios += [(ratio, name) for ratio, name in found]
     print(worst(ratios))
     return 0
 

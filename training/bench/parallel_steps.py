@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from tessera.training.bench.module_steps import (
-    CPU,
     Case,
     Shape,
     Step,
@@ -78,7 +77,7 @@ def batches(library: Library, shape: Shape) -> Iterator[Any]:
             )
 
         def record_stream(self, stream: torch.Stream) -> None:
-            """There is one stream."""
+            """Batches are kept, so that no memory is used anew."""
 
     drawn = []
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -93,7 +92,7 @@ def batches(library: Library, shape: Shape) -> Iterator[Any]:
 
 
 def plan_and_sharder(
-    library: Library, module: nn.Module, shape: Shape, ranks: int
+    library: Library, module: nn.Module, shape: Shape, ranks: int, device: torch.device
 ) -> tuple[Any, Any]:
     """Tables are table-wise and row-wise in turn."""
     sharder = library.get("distributed.embeddingbag", "EmbeddingBagCollectionSharder")(
@@ -114,21 +113,25 @@ def plan_and_sharder(
         sharder,
         local_size=ranks,
         world_size=ranks,
-        device_type="cpu",
+        device_type=device.type,
     )
     return library.get("distributed.types", "ShardingPlan")({"tables": plan}), sharder
 
 
-def distributed(library: Library, shape: Shape, group: int | None = None) -> Any:
+def distributed(
+    library: Library, shape: Shape, device: torch.device, group: int | None = None
+) -> Any:
     """The model over ranks; with ``group``: each so many of them have a copy of all tables."""
     model = Model(library, shape)
-    plan, sharder = plan_and_sharder(library, model.tables, shape, group or dist.get_world_size())
+    model.over.to(device)
+    ranks = group or dist.get_world_size()
+    plan, sharder = plan_and_sharder(library, model.tables, shape, ranks, device)
     if group is None:
         kind = library.get("distributed.model_parallel", "DistributedModelParallel")
-        return kind(model, device=CPU, plan=plan, sharders=[sharder])
+        return kind(model, device=device, plan=plan, sharders=[sharder])
     kind = library.get("distributed.model_parallel", "DMPCollection")
     return kind(
-        model, CPU, plan, dist.get_world_size(), group, dist.group.WORLD, sharders=[sharder]
+        model, device, plan, dist.get_world_size(), group, dist.group.WORLD, sharders=[sharder]
     )
 
 
@@ -146,38 +149,40 @@ def _shape(generator: torch.Generator) -> Shape:
     }
 
 
-def pipeline(name: str, **options: Any) -> Callable[[Library, Shape], Step]:
+def pipeline(name: str, **options: Any) -> Callable[[Library, Shape, torch.device], Step]:
     """A step of a pipeline: `progress`."""
 
-    def make(library: Library, shape: Shape) -> Step:
-        model = distributed(library, shape)
+    def make(library: Library, shape: Shape, device: torch.device) -> Step:
+        model = distributed(library, shape, device)
         model.train(not name.startswith("Eval"))
         kind = library.get("distributed.train_pipeline.train_pipelines", name)
-        built = kind(model, _dense_optimizer(model), CPU, **options)
+        built = kind(model, _dense_optimizer(model), device, **options)
         source = batches(library, shape)
         return lambda: built.progress(source)
 
     return make
 
 
-def loop(library: Library, shape: Shape) -> Step:
+def loop(library: Library, shape: Shape, device: torch.device) -> Step:
     """A step of a plain loop."""
-    model = distributed(library, shape)
-    return _loop(model, batches(library, shape), lambda: None)
+    model = distributed(library, shape, device)
+    return _loop(model, batches(library, shape), device, lambda: None)
 
 
-def replicas(library: Library, shape: Shape) -> Step:
+def replicas(library: Library, shape: Shape, device: torch.device) -> Step:
     """A step of copies of all tables, whose weights and optimizer states are averaged after it."""
-    model = distributed(library, shape, group=1)
-    return _loop(model, batches(library, shape), model.sync)
+    model = distributed(library, shape, device, group=1)
+    return _loop(model, batches(library, shape), device, model.sync)
 
 
-def _loop(model: Any, source: Iterator[Any], after: Callable[[], object]) -> Step:
+def _loop(
+    model: Any, source: Iterator[Any], device: torch.device, after: Callable[[], object]
+) -> Step:
     optimizer = _dense_optimizer(model)
 
     def step() -> Tensor:
         optimizer.zero_grad()
-        loss, output = model(next(source))
+        loss, output = model(next(source).to(device))
         loss.backward()
         optimizer.step()
         after()
@@ -187,8 +192,10 @@ def _loop(model: Any, source: Iterator[Any], after: Callable[[], object]) -> Ste
 
 
 def pool_over_ranks(
-    make: Callable[[Library, Shape, Callable[[Any], Any]], Step], sharder: str, module: str
-) -> Callable[[Library, Shape], Step]:
+    make: Callable[[Library, Shape, torch.device, Callable[[Any], Any]], Step],
+    sharder: str,
+    module: str,
+) -> Callable[[Library, Shape, torch.device], Step]:
     """A step of a pool that is cut by rows: every rank writes and reads.
 
     Args:
@@ -197,12 +204,12 @@ def pool_over_ranks(
         module: where that is.
     """
 
-    def made(library: Library, shape: Shape) -> Step:
+    def made(library: Library, shape: Shape, device: torch.device) -> Step:
         kinds = library.get("distributed.types", "ObjectPoolShardingType")
         plan = library.get("distributed.types", "ObjectPoolShardingPlan")(kinds.ROW_WISE)
         env = library.get("distributed.types", "ShardingEnv").from_process_group(dist.group.WORLD)
         own = library.get(f"distributed.{module}", sharder)()
-        return make(library, shape, lambda pool: own.shard(pool, plan, env, CPU))
+        return make(library, shape, device, lambda pool: own.shard(pool, plan, env, device))
 
     return made
 
