@@ -47,14 +47,14 @@ def last_places(ids: Tensor) -> Tensor:
     """
     in_order, places = torch.sort(ids, stable=True)
     ends = torch.ones_like(in_order, dtype=torch.bool)
-    ends[:-1] = in_order[1:] != in_order[:-1]
-    return places[ends]
+    torch.ne(in_order[1:], in_order[:-1], out=ends[:-1])
+    return places.masked_select(ends)
 
 
 def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
     """Write ``values`` ``[N, dim]`` to the rows ``ids`` ``[N]`` int64 of ``pool``; of an id that is there twice the last counts."""
     last = last_places(ids)
-    pool[ids.index_select(0, last)] = values.index_select(0, last)
+    pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
 
 
 def _cells(ids: Tensor, lengths_N: Tensor) -> tuple[Tensor, Tensor]:
