@@ -53,7 +53,7 @@ class WindowBuffer:
         elif not self._older:
             window_state.copy_(self._newer_sum)
         else:
-            window_state.copy_(self._older[-1] + self._newer_sum)
+            torch.add(self._older[-1], self._newer_sum, out=window_state)
 
     @property
     def buffers(self) -> list[Tensor]:

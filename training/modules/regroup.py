@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from tessera.training.modules.embedding_configs import DataType, data_type_to_dtype
+from tessera.training.sparse.checks import values_are_unknown
 from tessera.training.sparse.jagged_tensor import KeyedTensor
+from tessera.training.sparse.keyed import runs_of_groups
 
 
 class KTRegroupAsDict(nn.Module):
     """`KeyedTensor.regroup_as_dict` with its groups, as a module.
+
+    It looks up once where the columns of the groups are, and again when tensors of other keys or lengths come.
 
     Args:
         groups: the keys of each group.
@@ -29,6 +36,8 @@ class KTRegroupAsDict(nn.Module):
         self._groups = groups
         self._keys = keys
         self._dtype = None if emb_dtype is None else data_type_to_dtype(emb_dtype)
+        self._seen: Any = None
+        self._runs: Any = None
 
     def forward(self, keyed_tensors: list[KeyedTensor]) -> dict[str, Tensor]:
         """The columns of each group side by side, ``[B, columns]``, by its name.
@@ -36,7 +45,28 @@ class KTRegroupAsDict(nn.Module):
         Raises:
             KeyError: a group names a key that no tensor has.
         """
-        regrouped = KeyedTensor.regroup(keyed_tensors, self._groups)
+        if torch.jit.is_scripting():
+            regrouped = KeyedTensor.regroup(keyed_tensors, self._groups)
+        else:
+            regrouped = self._regrouped(keyed_tensors)
         if self._dtype is not None:
             regrouped = [columns.to(self._dtype) for columns in regrouped]
         return {key: regrouped[place] for place, key in enumerate(self._keys)}
+
+    @torch.jit.unused
+    def _regrouped(self, keyed_tensors: list[KeyedTensor]) -> list[Tensor]:
+        if values_are_unknown(*keyed_tensors) or values_are_unknown(
+            *(keyed.values() for keyed in keyed_tensors)
+        ):
+            return KeyedTensor.regroup(keyed_tensors, self._groups)
+        seen = [(keyed.keys(), keyed.length_per_key(), keyed.key_dim()) for keyed in keyed_tensors]
+        if seen != self._seen:
+            self._runs = runs_of_groups(keyed_tensors, self._groups)
+            self._seen = [(list(keys), list(lengths), dim) for keys, lengths, dim in seen]
+        values = [keyed.values() for keyed in keyed_tensors]
+        regrouped = []
+        for runs in self._runs:
+            dim = seen[runs[0][0]][2]
+            pieces = [values[source].narrow(dim, first, width) for source, first, width in runs]
+            regrouped.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim))
+        return regrouped
