@@ -214,7 +214,7 @@ def _regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[
         dim = keyed_tensors[runs[0][0]].key_dim()
         pieces: list[Tensor] = []
         for run in runs:
-            pieces.append(keyed_tensors[run[0]].values().narrow(dim, run[1], run[2]))
+            pieces.append(keyed_tensors[run[0]].values().narrow(dim, run[1], run[2]))  # noqa: PERF401 - TorchScript compiles it
         regrouped.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim))
     return regrouped
 
