@@ -291,7 +291,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if new.numel():
             return {}
         sizes = [given[name].numel() if name in given else 0 for name in names]
-        return dict(zip(names, (rows + self._first_row).split(sizes), strict=True))
+        return dict(zip(names, torch.split(rows + self._first_row, sizes), strict=True))
 
     def _chosen(
         self, values: Tensor, new: Tensor, hours: Tensor | None

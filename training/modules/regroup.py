@@ -12,6 +12,7 @@ from tessera.training.modules.embedding_configs import DataType, data_type_to_dt
 from tessera.training.sparse.checks import values_are_unknown
 from tessera.training.sparse.jagged_tensor import KeyedTensor
 from tessera.training.sparse.keyed import runs_of_groups
+from tessera.training.sparse.script_types import is_scripting
 
 _OPERATOR_FROM = 12
 """So many runs of columns make FBGEMM's operator, one kernel, faster than views and ``torch.cat`` on a GPU."""
@@ -50,7 +51,7 @@ class KTRegroupAsDict(nn.Module):
         Raises:
             KeyError: a group names a key that no tensor has.
         """
-        if torch.jit.is_scripting():
+        if is_scripting():
             regrouped = KeyedTensor.regroup(keyed_tensors, self._groups)
         else:
             regrouped = self._regrouped(keyed_tensors)
