@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tessera.training.bench.module_steps import CASES, Case
-from tessera.training.bench.modules_versus_torchrec import measure, worst
+from tessera.training.bench.module_steps import Case
+from tessera.training.bench.modules_versus_torchrec import CASES, measure, worst
 from tessera.training.bench.sharded_steps import Library, libraries
 
 CPU = torch.device("cpu")
@@ -15,10 +15,13 @@ SMALL = {
     "interval": 2,
     "dim": 8,
     "metric": "NE",
-    "batch": 8,
+    "batch": 16,
     "tasks": 2,
     "every": 2,
     "features": 4,
+    "tables": 2,
+    "window": 20,
+    "fused": False,
 }
 
 

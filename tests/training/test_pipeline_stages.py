@@ -143,7 +143,8 @@ def staged(how):
     expected, tables = plain_loop(Model)
     dmp, optimizer = sharded(Model)
     stream = stream_of_rank()
-    sdd = SparseDataDistUtil(dmp, None, prefetch_stream=stream if how == "prefetch" else None)
+    own = (stream_of_rank(), stream) if how == "prefetch" else (None, None)
+    sdd = SparseDataDistUtil(dmp, own[0], prefetch_stream=own[1])
     stages = [
         PipelineStage("copy", lambda batch: batch.to(rank_device(), non_blocking=True), None),
         sdd.start_sparse_data_dist_stage(),

@@ -74,7 +74,7 @@ def bags_for(ids, generator, weighted):
     batch = KeyedJaggedTensor(
         list(keys), values, values / 7.0 if weighted else None, lengths, stride=len(ids)
     )
-    return batch.to(rank_device()), lists
+    return batch, lists
 
 
 def env():
@@ -153,7 +153,7 @@ def bags_are_read_and_written(kind, weighted):
             for place, row in enumerate(ids.tolist()):
                 held[row] = {key: lists[key][place] for key in KEYS}
             if source == rank:
-                own = ids.to(device), batch
+                own = ids.to(device), batch.to(device)
         pool.update(*own)
         asked = ids_of(50 + step, rank, ranks)[0].tolist()
         found = pool.lookup(torch.tensor(asked, dtype=torch.int64, device=device)).wait()

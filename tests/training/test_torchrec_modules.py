@@ -203,6 +203,27 @@ def test_groups_of_columns_by_a_module_and_by_a_function(device):
         KTRegroupAsDict(groups, ["x"])
 
 
+def test_many_groups_of_columns_of_changing_tensors(device):
+    names = [f"f{place}" for place in range(20)]
+    groups = [names[::-1], names[::3], names[4:5]]
+    module = KTRegroupAsDict(groups, ["reversed", "thirds", "one"])
+    for dims in (list(range(1, 21)), [4] * 20):
+        values = [
+            torch.randn(3, sum(dims[half::2]), device=device, requires_grad=True)
+            for half in range(2)
+        ]
+        given = [KeyedTensor(names[half::2], dims[half::2], values[half]) for half in range(2)]
+        by_name = {name: own for keyed in given for name, own in keyed.to_dict().items()}
+        expected = [torch.cat([by_name[name] for name in group], dim=1) for group in groups]
+        for _ in range(2):
+            found = list(module(given).values())
+            assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+            same_gradients(torch.cat(found, 1), torch.cat(expected, 1), values)
+            if device.type == "cpu":  # as it is done on a GPU
+                for own, group in zip(module._by_operator(values), expected, strict=True):
+                    assert torch.equal(own, group)
+
+
 def test_a_dlrm_with_projections_is_its_equation_and_trains(device):
     model = DLRM_Projection(collection(4, 4), 3, [5, 4], [6, 1], [7, 8], [12]).to(device)
     dense, two_samples = torch.randn(2, 3, device=device), TWO_SAMPLES.to(device)

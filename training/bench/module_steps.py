@@ -173,7 +173,12 @@ def ids_pool(
     return step
 
 
+SESSIONS = 16  # examples of each, for metrics that rank
+RANKED = {"GAUC": ("metrics.gauc", "GAUCMetric")}
+"""Metrics that are not in the mapping."""
 METRICS = (
+    *RANKED,
+    "NDCG",
     "NE",
     "CTR",
     "CALIBRATION",
@@ -188,25 +193,36 @@ METRICS = (
 
 
 def _metric_shape(generator: torch.Generator) -> Shape:
+    metric = one_of(generator, *METRICS)
     return {
-        "metric": one_of(generator, *METRICS),
+        "metric": metric,
         "batch": one_of(generator, 128, 2048),
         "tasks": one_of(generator, 1, 4),
         "every": one_of(generator, 10, 50),
+        "window": one_of(generator, 20, 200),
+        "fused": one_of(generator, False, metric not in {"NDCG", "AUPRC", "AUC", *RANKED}),
     }
 
 
 def metric(library: Library, shape: Shape, device: torch.device) -> Step:
     """Batches are counted, and the metric computed, every few of them."""
     info = library.get("metrics.metrics_config", "RecTaskInfo")
-    kind = library.get("metrics.metrics_config", "RecMetricEnum")[shape["metric"]]
+    modes = library.get("metrics.metrics_config", "RecComputeMode")
     names = [f"t{place}" for place in range(shape["tasks"])]
-    module = library.get("metrics.metric_module", "REC_METRICS_MAPPING")[kind](
+    if shape["metric"] in RANKED:
+        kind = library.get(*RANKED[shape["metric"]])
+    else:
+        by_name = library.get("metrics.metrics_config", "RecMetricEnum")[shape["metric"]]
+        kind = library.get("metrics.metric_module", "REC_METRICS_MAPPING")[by_name]
+    module = kind(
         world_size=1,
         my_rank=0,
         batch_size=shape["batch"],
         tasks=[info(name=name) for name in names],
-        window_size=20 * shape["batch"],
+        window_size=shape["window"] * shape["batch"],
+        compute_mode=modes[
+            "FUSED_TASKS_COMPUTATION" if shape["fused"] else "UNFUSED_TASKS_COMPUTATION"
+        ],
     ).to(device)
     generator = random()
 
@@ -216,10 +232,16 @@ def metric(library: Library, shape: Shape, device: torch.device) -> Step:
 
     predictions, weights = numbers(), numbers()
     labels = {name: (values < 0.5).double() for name, values in numbers().items()}
+    sessions = torch.arange(shape["batch"], device=device) // SESSIONS
+    more: dict[str, Any] = {}
+    if shape["metric"] == "NDCG":
+        more["required_inputs"] = {"session_id": sessions.double()}
+    elif shape["metric"] in RANKED:
+        more["num_candidates"] = torch.full((shape["batch"] // SESSIONS,), SESSIONS, device=device)
 
     def step() -> Tensor:
         for _ in range(shape["every"]):
-            module.update(predictions=predictions, labels=labels, weights=weights)
+            module.update(predictions=predictions, labels=labels, weights=weights, **more)
         found = module.compute()
         return torch.stack([
             found[key].double().reshape(-1)[0] for key in sorted(found) if "window" in key
@@ -257,8 +279,8 @@ def regroup(library: Library, shape: Shape, device: torch.device) -> Step:
     return lambda: module(given)["second"]
 
 
-def _trained(module: nn.Module, *given: Tensor) -> Step:
-    """Forward and backward of a dense module whose weights depend on their places alone."""
+def trained(module: nn.Module, *given: Any) -> Step:
+    """Forward and backward of a module whose weights depend on their places alone."""
     for parameter in module.parameters():
         values = torch.arange(parameter.numel()).sin() / parameter.size(-1) ** 0.5
         parameter.data.copy_(values.view_as(parameter))
@@ -273,7 +295,7 @@ def _trained(module: nn.Module, *given: Tensor) -> Step:
     return step
 
 
-def _dense(
+def dense(
     module: str, name: str, *arguments: Any
 ) -> Callable[[Library, Shape, torch.device], Step]:
     """Makes the step of a module whose input is ``[batch, features * dim]``."""
@@ -281,7 +303,7 @@ def _dense(
     def make(library: Library, shape: Shape, device: torch.device) -> Step:
         width = shape["features"] * shape["dim"]
         built = library.get(module, name)(width, *arguments).to(device)
-        return _trained(built, torch.rand(shape["batch"], width, generator=random()).to(device))
+        return trained(built, torch.rand(shape["batch"], width, generator=random()).to(device))
 
     return make
 
@@ -305,15 +327,15 @@ def factorization(library: Library, shape: Shape, device: torch.device) -> Step:
     return step
 
 
-CASES = {
+MODULES = {
     "MCHManagedCollisionModule": Case(_sorted_map_shape, sorted_map, equal=False),
     "HashZchManagedCollisionModule": Case(_map_shape, hash_map, equal=False),
     "TensorPool": Case(pool_shape, tensor_pool),
     "KeyedJaggedTensorPool": Case(pool_shape, ids_pool),
     "metrics": Case(_metric_shape, metric),
     "KTRegroupAsDict": Case(_vectors_shape, regroup),
-    "VectorCrossNet": Case(_vectors_shape, _dense("modules.crossnet", "VectorCrossNet", 3)),
-    "SwishLayerNorm": Case(_vectors_shape, _dense("modules.activation", "SwishLayerNorm")),
+    "VectorCrossNet": Case(_vectors_shape, dense("modules.crossnet", "VectorCrossNet", 3)),
+    "SwishLayerNorm": Case(_vectors_shape, dense("modules.activation", "SwishLayerNorm")),
     "FactorizationMachine": Case(_vectors_shape, factorization),
 }
 """Modules of one process; those over ranks are in `parallel_steps`."""

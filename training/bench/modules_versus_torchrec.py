@@ -35,12 +35,14 @@ from tessera.training.bench.harness import (
     print_head,
     print_row,
 )
-from tessera.training.bench.module_steps import CASES, Case, Shape, Step
+from tessera.training.bench.model_steps import MODELS
+from tessera.training.bench.module_steps import MODULES, Case, Shape, Step
 from tessera.training.bench.parallel_steps import PARALLEL
 from tessera.training.bench.pipelines_versus_torchrec import let_cpu_streams_pass
 from tessera.training.bench.ranks import in_ranks
 from tessera.training.bench.sharded_steps import Library, libraries
 
+CASES = {**MODULES, **MODELS}
 RTOL, ATOL = 1e-4, 1e-5  # float32, sums in another order
 
 

@@ -72,6 +72,7 @@ class RecMetricComputation(MetricStates, abc.ABC):
         self._compute_on_all_ranks = compute_on_all_ranks
         self._should_validate_update = should_validate_update
         self._batch_window_buffers: dict[str, WindowBuffer] = {}
+        self._unwritten: set[str] = set()  # windows' states that are written when they are read
         if should_validate_update:
             self._add_state(
                 "has_valid_update",
@@ -118,9 +119,22 @@ class RecMetricComputation(MetricStates, abc.ABC):
         name = self.get_window_state_name(state_name)
         if name not in self._batch_window_buffers:
             raise RecMetricException(f"state {state_name!r} has no window; add it with one")
-        self._batch_window_buffers[name].aggregate_state(
-            getattr(self, name), curr_state=state, size=num_samples
-        )
+        self._batch_window_buffers[name].add(state, num_samples)
+        self._unwritten.add(name)
+
+    def __getattr__(self, name: str) -> Any:
+        """A buffer or module; the state of a window, which `_aggregate_window_state` leaves as it was, is written first."""
+        found = super().__getattr__(name)
+        unwritten: set[str] = self.__dict__.get("_unwritten", set())
+        if name in unwritten:
+            unwritten.discard(name)
+            with torch.no_grad():
+                self._batch_window_buffers[name].write_sum(cast("Tensor", found))
+        return found
+
+    def _write_windows(self) -> None:
+        for name in list(self._unwritten):
+            getattr(self, name)
 
     @abc.abstractmethod
     def update(
@@ -178,12 +192,14 @@ class RecMetricComputation(MetricStates, abc.ABC):
 
     def reset(self) -> None:
         """Forget all examples."""
+        self._unwritten.clear()
         super().reset()
         self._batch_window_buffers = {
             name: self._empty_window() for name in self._batch_window_buffers
         }
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 - torch's
+        self._write_windows()
         for window in self._batch_window_buffers.values():
             window.move(lambda state: fn(state).to(state.dtype))
         return super()._apply(fn, recurse)

@@ -40,6 +40,11 @@ class WindowBuffer:
 
         ``curr_state`` is kept as it is and must not be changed afterwards.
         """
+        self.add(curr_state, size)
+        self.write_sum(window_state)
+
+    def add(self, curr_state: Tensor, size: int) -> None:
+        """Add a batch of ``size`` examples; ``curr_state`` must not be changed afterwards."""
         if len(self._sizes) == self._max_buffer_count:
             self._remove_oldest()
         self._newer.append(curr_state)
@@ -48,12 +53,15 @@ class WindowBuffer:
         self._used_size += size
         while self._used_size > self._max_size and len(self._sizes) > 1:
             self._remove_oldest()
+
+    def write_sum(self, window_state: Tensor) -> None:
+        """Write the window's sum into ``window_state``; there has been a batch."""
         if self._newer_sum is None:
             window_state.copy_(self._older[-1])
         elif not self._older:
             window_state.copy_(self._newer_sum)
         else:
-            window_state.copy_(self._older[-1] + self._newer_sum)
+            torch.add(self._older[-1], self._newer_sum, out=window_state)
 
     @property
     def buffers(self) -> list[Tensor]:

@@ -20,6 +20,7 @@ from tessera.training.modules.tables import (
     DescribesUnpooled,
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
+    check_feature_names,
     check_features,
     check_ids,
     check_tables,
@@ -30,6 +31,7 @@ from tessera.training.modules.tables import (
     trained_dtype,
 )
 from tessera.training.sparse import selection
+from tessera.training.sparse.checks import values_are_unknown
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tessera.training.sparse.script_types import is_scripting
 
@@ -113,8 +115,23 @@ class EmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterface):
             ValueError: the values are not int32 or int64, the collection is weighted and the
                 features are not, or the batch varies per key without inverse indices.
         """
-        if not is_scripting():
+        if is_scripting():
+            return self._look_up(features)
+        return self._named(features)
+
+    @torch.jit.unused
+    def _named(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """The lookup; where torch refuses an id on the CPU, the ids are looked at again to name it."""
+        check_feature_names(features, self.configs)
+        if values_are_unknown(features, features.values()):
+            return self._look_up(features)
+        try:
+            return self._look_up(features)
+        except (IndexError, RuntimeError):
             check_features(features, self.configs)
+            raise
+
+    def _look_up(self, features: KeyedJaggedTensor) -> KeyedTensor:
         bags = selection.bags_of(features, self._all_features, self._by_place)
         pooled: list[Tensor] = []
         for index, table in enumerate(self.embedding_bags.values()):
@@ -184,8 +201,23 @@ class EmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
             KeyError: a feature is missing.
             ValueError: the values are not int32 or int64.
         """
-        if not is_scripting():
+        if is_scripting():
+            return self._look_up(features)
+        return self._named(features)
+
+    @torch.jit.unused
+    def _named(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """As of `EmbeddingBagCollection`."""
+        check_feature_names(features, self.configs)
+        if values_are_unknown(features, features.values()):
+            return self._look_up(features)
+        try:
+            return self._look_up(features)
+        except (IndexError, RuntimeError):
             check_features(features, self.configs)
+            raise
+
+    def _look_up(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         bags = selection.bags_of(features, self._all_features, self._by_place)
         looked_up: dict[str, JaggedTensor] = {}
         for index, table in enumerate(self.embeddings.values()):

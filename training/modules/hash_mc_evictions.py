@@ -207,6 +207,19 @@ class HashZchEvictionModule(nn.Module):
         found: tuple[Tensor | None, int] = self._eviction_module(feature, self._device)
         return found
 
+    def order_of(self, ids: dict[str, Tensor]) -> list[str]:
+        """The features in the order in which `of_features` gives their ids; some may be none of ``ids``.
+
+        Raises:
+            UserError: features have times to live of their own, and one of these has none.
+        """
+        order = [*ids] if self._order is None else self._order
+        if unknown := sorted({*ids} - {*order}):
+            raise UserError(
+                f"feature {unknown[0]!r} has no time to live in eviction_config, which has {order}"
+            )
+        return order
+
     def of_features(self, ids: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, int]:
         """The same of several features' ids.
 
@@ -219,12 +232,13 @@ class HashZchEvictionModule(nn.Module):
         Raises:
             UserError: features have times to live of their own, and one of these has none.
         """
-        order = [*ids] if self._order is None else self._order
-        if unknown := sorted({*ids} - {*order}):
-            raise UserError(
-                f"feature {unknown[0]!r} has no time to live in eviction_config, which has {order}"
-            )
         nothing = torch.empty(0, dtype=torch.int64, device=self._device)
+        order = self.order_of(ids)
+        if self._order is None:  # the scores do not depend on the features
+            parts = [*ids.values()]
+            values = parts[0] if len(parts) == 1 else torch.cat([nothing, *parts])
+            whole = torch.full((1,), values.numel(), dtype=torch.int64, device=self._device)
+            return values, *self.forward(JaggedTensor(values, lengths=whole, validate=False))
         parts = [ids.get(name, nothing) for name in order]
         values = torch.cat([nothing, *parts])
         counts = torch.tensor([part.numel() for part in parts], device=self._device)

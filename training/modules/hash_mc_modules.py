@@ -214,15 +214,19 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         ``mutate_miss_lengths`` changes nothing: no id is left out of its bag.
         """
         del mutate_miss_lengths
+        known: dict[str, Tensor] = {}
         if self.training and not self._is_inference:
-            self._learn(
+            known = self._learn(
                 {
                     name: bag
                     for name, bag in features.items()
                     if not name.lower().endswith(self._read_only_suffix)
                 }
             )
-        return {key: with_values(bag, self._rows(bag.values())) for key, bag in features.items()}
+        return {
+            key: with_values(bag, known[key] if key in known else self._rows(bag.values()))
+            for key, bag in features.items()
+        }
 
     def forward(self, features: Features, mutate_miss_lengths: bool = True) -> Features:  # noqa: FBT001, FBT002 - as above
         """As `remap`."""
@@ -249,49 +253,75 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self._sorted_ids, self._sorted_rows = self._hash_zch_identities[:, 0].sort(stable=True)
 
     @torch.no_grad()
-    def _learn(self, features: Features) -> None:
-        """Give new ids rows, and note when ids came."""
+    def _learn(self, features: Features) -> dict[str, Tensor]:
+        """Give new ids rows, and note when ids came; the rows of all ids by feature if no id is new, else nothing."""
         given = {name: bag.values().long().reshape(-1) for name, bag in features.items()}
-        values = torch.cat([self._hash_zch_identities.new_empty(0), *given.values()])
         hours, now = None, 0
-        if self._eviction_module is not None:
+        if not given:
+            return {}
+        if self._eviction_module is None:
+            names, values = [*given], torch.cat([*given.values()])
+        else:
+            names = self._eviction_module.order_of(given)
             values, hours, now = self._eviction_module.of_features(given)
-        ids, inverse = torch.unique(values, return_inverse=True)
-        if not ids.numel():
-            return
-        order = torch.arange(values.numel(), device=values.device)
-        came = torch.full_like(ids, values.numel()).scatter_reduce_(0, inverse, order, "amin")
-        if hours is not None:
-            hours = hours.new_zeros(ids.size()).scatter_reduce_(0, inverse, hours, "amax")
-        own, buckets = self._where(ids)
+        if not values.numel():
+            return {}
+        own, buckets = self._where(values)
         rows, known = hash_places.find_rows(self._hash_zch_identities, own, buckets)
         metadata = self._hash_zch_metadata
         if metadata is not None and hours is not None:
-            metadata[rows[known], 0] = torch.maximum(metadata[rows[known], 0], hours[known])
-        new = ~known & (own != NO_ID)
-        if 0 < self._opt_in_prob < 100:  # each occurrence is a draw
-            draws = torch.rand(values.numel(), device=values.device)
-            least = torch.ones(ids.size(), device=ids.device)
-            new &= least.scatter_reduce_(0, inverse, draws, "amin") * 100 < self._opt_in_prob
-        chosen = new.nonzero().squeeze(1)
-        chosen = chosen[came[chosen].argsort()]
-        evicted = hash_places.place(
-            self._hash_zch_identities,
-            own[chosen],
-            buckets.of(chosen),
-            last_hours=metadata,
-            hours=None if hours is None else hours[chosen],
-            now=now,
-            oldest=bool(get_kernel_from_policy(self._eviction_policy_name)),
-        )
+            came = torch.where(known, hours, torch.iinfo(torch.int32).min)
+            metadata[:, 0].scatter_reduce_(0, rows, came.to(metadata.dtype), "amax")
+        new = (~known & (own != NO_ID)).nonzero().squeeze(1)
+        if new.numel():
+            chosen, chosen_hours = self._chosen(values, new, hours)
+            evicted = hash_places.place(
+                self._hash_zch_identities,
+                own[chosen],
+                buckets.of(chosen),
+                last_hours=metadata,
+                hours=chosen_hours,
+                now=now,
+                oldest=bool(get_kernel_from_policy(self._eviction_policy_name)),
+            )
+        else:
+            evicted = new
         if self._eviction_module is not None:
             self._evicted.append(evicted + self._first_row)
+        if new.numel():
+            return {}
+        sizes = [given[name].numel() if name in given else 0 for name in names]
+        return dict(zip(names, torch.split(rows + self._first_row, sizes), strict=True))
+
+    def _chosen(
+        self, values: Tensor, new: Tensor, hours: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of new ids the place where each came first, in this order, ``[U]``; and the latest of its hours.
+
+        Args:
+            values: ``[N]`` ids.
+            new: the places of those that are new, ascending.
+            hours: ``[N]`` int32 or None.
+        """
+        ids, inverse = torch.unique(values[new], return_inverse=True)
+        came = torch.full_like(ids, values.numel()).scatter_reduce_(0, inverse, new, "amin")
+        order = came.argsort()
+        if 0 < self._opt_in_prob < 100:  # each occurrence is a draw
+            draws = torch.rand(new.numel(), device=new.device)
+            least = torch.ones(ids.size(), device=ids.device)
+            let_in = least.scatter_reduce_(0, inverse, draws, "amin") * 100 < self._opt_in_prob
+            order = order[let_in[order]]
+        if hours is not None:
+            latest = hours.new_zeros(ids.size()).scatter_reduce_(0, inverse, hours[new], "amax")
+            hours = latest[order]
+        return came[order], hours
 
     def evict(self) -> Tensor | None:
         """The rows that got another id since the last call, ``[E]`` ascending; None: there was no such call."""
         if not self._evicted:
             return None
-        rows: Tensor = torch.unique(torch.cat(self._evicted))
+        changed = [part for part in self._evicted if part.numel()]
+        rows: Tensor = torch.unique(torch.cat(changed)) if changed else self._evicted[0]
         self._evicted.clear()
         return rows
 

@@ -118,10 +118,10 @@ class TrainInputMapper(nn.Module):
             values = torch.remainder(values, self._range())
         elif self._divides:
             values = torch.div(values, self._buckets, rounding_mode="floor")
-        firsts = self._train_rank_offsets[bucket]
+        firsts = self._train_rank_offsets.index_select(0, bucket)
         if output_offset is not None:
             firsts = firsts - output_offset
-        return values, self._zch_size_per_training_rank[bucket], firsts
+        return values, self._zch_size_per_training_rank.index_select(0, bucket), firsts
 
 
 def even_bounds(rows: int, buckets: int, of: str) -> list[int]:
@@ -222,7 +222,7 @@ def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> tuple[Tensor
     has_id = ids != NO_ID
     if not bool(has_id.all()):  # the operator takes it for the id of an open row
         rows = torch.where(has_id, rows, shared_rows(ids, buckets))
-    return rows, has_id & (identities[:, 0][rows] == ids)
+    return rows, has_id & (identities[:, 0].index_select(0, rows) == ids)
 
 
 def place(

@@ -83,11 +83,8 @@ class KeyedJaggedTensorPool(ObjectPool[KeyedJaggedTensor]):
         """
         ids = pool_rows.checked_ids(ids, self.pool_size)
         weights = self.weights if self._is_weighted else None
-        found = pool_rows.read_bags(ids, self.key_lengths, self.values, weights)
-        order = torch.arange(ids.size(0), device=ids.device)
-        return pool_rows.keyed_bags(
-            list(self._feature_max_lengths), order, found[0], found[1], found[2]
-        )
+        keys = list(self._feature_max_lengths)
+        return pool_rows.read_by_feature(keys, ids, self.key_lengths, self.values, weights)
 
     @torch.no_grad()
     def update(self, ids: Tensor, values: KeyedJaggedTensor) -> None:
@@ -108,9 +105,8 @@ class KeyedJaggedTensorPool(ObjectPool[KeyedJaggedTensor]):
         )
         if own.stride() != len(ids):
             raise ValueError(f"there are {len(ids)} ids and {own.stride()} bags; give one of each")
-        bags = pool_rows.bags_by_row(own, torch.arange(len(ids), device=ids.device))
         weights = self.weights if self._is_weighted else None
-        pool_rows.write_bags(ids, bags, self.key_lengths, self.values, weights)
+        pool_rows.write_by_feature(ids, own, self.key_lengths, self.values, weights)
 
     def forward(self, ids: Tensor) -> KeyedJaggedTensor:
         """See `lookup`."""

@@ -25,15 +25,19 @@ def checked_ids(ids: Tensor, pool_size: int) -> Tensor:
 
     Raises:
         ValueError: they are not integers, or not ``[N]``.
-        IndexError: one is not a row (ids on the CPU).
+        IndexError: one is not a row; on an accelerator the check waits for the ids.
     """
     if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
         raise ValueError(
             f"ids are {ids.dtype} of shape {list(ids.shape)}; give int32 or int64 of shape [N]"
         )
-    if ids.device.type == "cpu" and ids.numel() > 0:
+    if ids.device.type != "meta" and ids.numel() > 0:
         ends = torch.aminmax(ids)
-        low, high = int(ends[0]), int(ends[1])
+        if ids.device.type == "cpu":
+            low, high = int(ends[0]), int(ends[1])
+        else:  # one wait for both
+            bounds: list[int] = torch.stack([ends[0], ends[1]]).tolist()
+            low, high = bounds[0], bounds[1]
         if low < 0 or high >= pool_size:
             wrong = low if low < 0 else high
             raise IndexError(f"id {wrong} is not one of the pool's {pool_size} rows")
@@ -47,22 +51,24 @@ def last_places(ids: Tensor) -> Tensor:
     """
     in_order, places = torch.sort(ids, stable=True)
     ends = torch.ones_like(in_order, dtype=torch.bool)
-    ends[:-1] = in_order[1:] != in_order[:-1]
-    return places[ends]
+    torch.ne(in_order[1:], in_order[:-1], out=ends[:-1])
+    return places.masked_select(ends)
 
 
 def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
     """Write ``values`` ``[N, dim]`` to the rows ``ids`` ``[N]`` int64 of ``pool``; of an id that is there twice the last counts."""
     last = last_places(ids)
-    pool[ids.index_select(0, last)] = values.index_select(0, last)
+    pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
 
 
-def _cells(ids: Tensor, lengths_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of each id of the rows ``ids`` that hold ``lengths_N`` ids, row by row; int64 ``[n]``."""
-    lengths_N = lengths_N.long()
-    rows = torch.repeat_interleave(ids, lengths_N)
-    starts = torch.repeat_interleave(lengths_N.cumsum(0) - lengths_N, lengths_N)
-    return rows, torch.arange(rows.size(0), device=ids.device) - starts
+def _entries(lengths_S: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """Of each entry of segments of these lengths its segment and its place in it; int64 ``[total]``.
+
+    ``total`` is the sum of the lengths (int64): an accelerator would have to be asked for it.
+    """
+    segments = torch.repeat_interleave(lengths_S, output_size=total)
+    starts = (lengths_S.cumsum(0) - lengths_S).index_select(0, segments)
+    return segments, torch.arange(total, device=lengths_S.device) - starts
 
 
 @torch.fx.wrap
@@ -75,10 +81,32 @@ def read_bags(ids: Tensor, key_lengths: Tensor, values: Tensor, weights: Tensor 
         values: ``[R, L]``.
         weights: like the values, or None.
     """
-    lengths_NF = key_lengths[ids]
-    rows, columns = _cells(ids, lengths_NF.sum(1))
+    lengths_NF = key_lengths.index_select(0, ids)
+    lengths_N = lengths_NF.sum(1)
+    segments, columns = _entries(lengths_N, int(lengths_N.sum()))
+    rows = ids.index_select(0, segments)
     taken = weights[rows, columns] if weights is not None else None
     return lengths_NF.flatten(), values[rows, columns], taken
+
+
+@torch.fx.wrap
+def read_by_feature(
+    keys: list[str], ids: Tensor, key_lengths: Tensor, values: Tensor, weights: Tensor | None
+) -> KeyedJaggedTensor:
+    """The bags of the rows ``ids`` ``[N]`` int64 as a batch; ``keys`` are the ``F`` features, else as `read_bags`."""
+    lengths_NF = key_lengths.index_select(0, ids)
+    firsts_FN = (lengths_NF.cumsum(1) - lengths_NF).t().flatten()
+    lengths = lengths_NF.t().flatten()
+    segments, places = _entries(lengths.long(), int(lengths.sum()))
+    rows = ids.index_select(0, segments % ids.size(0)) if ids.size(0) > 0 else segments
+    columns = firsts_FN.index_select(0, segments) + places
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=values[rows, columns],
+        weights=weights[rows, columns] if weights is not None else None,
+        lengths=lengths,
+        stride=ids.size(0),
+    )
 
 
 @torch.fx.wrap
@@ -102,20 +130,52 @@ def write_bags(
     """
     lengths_NF = bags[0].view(ids.size(0), key_lengths.size(1))
     kept = last_places(ids)
-    if kept.size(0) < ids.size(0):
-        chosen = torch.zeros(ids.size(0), dtype=torch.bool, device=ids.device)
-        chosen[kept] = True
-        of_kept = torch.repeat_interleave(chosen, lengths_NF.sum(1).long())
-        given = bags[2]
-        bags = (bags[0], bags[1][of_kept], given[of_kept] if given is not None else None)
-        ids, lengths_NF = ids[chosen], lengths_NF[chosen]
-    rows, columns = _cells(ids, lengths_NF.sum(1))
-    values[ids] = 0
-    values[rows, columns] = bags[1]
+    lengths_N = lengths_NF.sum(1)
+    firsts = (lengths_N.cumsum(0) - lengths_N).index_select(0, kept)
+    lengths_K, ids_K = lengths_N.index_select(0, kept), ids.index_select(0, kept)
+    every = kept.size(0) == ids.size(0)
+    total = bags[1].size(0) if every else int(lengths_K.sum())
+    segments, columns = _entries(lengths_K, total)
+    taken = firsts.index_select(0, segments) + columns
+    rows = ids_K.index_select(0, segments)
+    values.index_fill_(0, ids_K, 0)
+    values[rows, columns] = bags[1].index_select(0, taken)
     if weights is not None:
-        weights[ids] = 0.0
-        weights[rows, columns] = weights_of(bags).to(weights.dtype)
-    key_lengths[ids] = lengths_NF.to(key_lengths.dtype)
+        weights.index_fill_(0, ids_K, 0.0)
+        weights[rows, columns] = weights_of(bags).index_select(0, taken).to(weights.dtype)
+    key_lengths.index_copy_(0, ids_K, lengths_NF.index_select(0, kept).to(key_lengths.dtype))
+
+
+def write_by_feature(
+    ids: Tensor,
+    features: KeyedJaggedTensor,
+    key_lengths: Tensor,
+    values: Tensor,
+    weights: Tensor | None,
+) -> None:
+    """Write a batch's ``N`` bags of each of the ``F`` features to the rows ``ids``; otherwise as `write_bags`."""
+    count, keys = ids.size(0), key_lengths.size(1)
+    if count == 0:
+        return
+    kept = last_places(ids)
+    ids_K = ids.index_select(0, kept)
+    lengths_FN = features.lengths().view(keys, count)
+    lengths_FK = lengths_FN.index_select(1, kept).long()
+    all_lengths = features.lengths().long()
+    firsts_FK = (all_lengths.cumsum(0) - all_lengths).view(keys, count).index_select(1, kept)
+    columns_FK = lengths_FK.cumsum(0) - lengths_FK
+    given = features.values()
+    total = given.size(0) if kept.size(0) == count else int(lengths_FK.sum())
+    segments, places = _entries(lengths_FK.flatten(), total)
+    taken = firsts_FK.flatten().index_select(0, segments) + places
+    columns = columns_FK.flatten().index_select(0, segments) + places
+    rows = ids_K.index_select(0, segments % ids_K.size(0))
+    values.index_fill_(0, ids_K, 0)
+    values[rows, columns] = given.index_select(0, taken)
+    if weights is not None:
+        weights.index_fill_(0, ids_K, 0.0)
+        weights[rows, columns] = features.weights().index_select(0, taken).to(weights.dtype)
+    key_lengths.index_copy_(0, ids_K, lengths_FK.t().to(key_lengths.dtype))
 
 
 @torch.fx.wrap

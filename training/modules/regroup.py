@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
+from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.embedding_configs import DataType, data_type_to_dtype
+from tessera.training.sparse.checks import values_are_unknown
 from tessera.training.sparse.jagged_tensor import KeyedTensor
+from tessera.training.sparse.keyed import runs_of_groups
+from tessera.training.sparse.script_types import is_scripting
+
+_OPERATOR_FROM = 12
+"""So many runs of columns make FBGEMM's operator, one kernel, faster than views and ``torch.cat`` on a GPU."""
 
 
 class KTRegroupAsDict(nn.Module):
     """`KeyedTensor.regroup_as_dict` with its groups, as a module.
+
+    It looks up once where the columns of the groups are, and again when tensors of other keys or lengths come.
 
     Args:
         groups: the keys of each group.
@@ -29,6 +41,9 @@ class KTRegroupAsDict(nn.Module):
         self._groups = groups
         self._keys = keys
         self._dtype = None if emb_dtype is None else data_type_to_dtype(emb_dtype)
+        self._seen: Any = None
+        self._runs: Any = None
+        self._operator: Any = None
 
     def forward(self, keyed_tensors: list[KeyedTensor]) -> dict[str, Tensor]:
         """The columns of each group side by side, ``[B, columns]``, by its name.
@@ -36,7 +51,49 @@ class KTRegroupAsDict(nn.Module):
         Raises:
             KeyError: a group names a key that no tensor has.
         """
-        regrouped = KeyedTensor.regroup(keyed_tensors, self._groups)
+        if is_scripting():
+            regrouped = KeyedTensor.regroup(keyed_tensors, self._groups)
+        else:
+            regrouped = self._regrouped(keyed_tensors)
         if self._dtype is not None:
             regrouped = [columns.to(self._dtype) for columns in regrouped]
         return {key: regrouped[place] for place, key in enumerate(self._keys)}
+
+    @torch.jit.unused
+    def _regrouped(self, keyed_tensors: list[KeyedTensor]) -> list[Tensor]:
+        if values_are_unknown(*keyed_tensors) or values_are_unknown(
+            *(keyed.values() for keyed in keyed_tensors)
+        ):
+            return KeyedTensor.regroup(keyed_tensors, self._groups)
+        seen = [(keyed.keys(), keyed.length_per_key(), keyed.key_dim()) for keyed in keyed_tensors]
+        if seen != self._seen:
+            self._runs, self._operator = runs_of_groups(keyed_tensors, self._groups), None
+            self._seen = [(list(keys), list(lengths), dim) for keys, lengths, dim in seen]
+        values = [keyed.values() for keyed in keyed_tensors]
+        if values[0].is_cuda and sum(map(len, self._runs)) >= _OPERATOR_FROM:
+            return self._by_operator(values)
+        return self._by_views(values)
+
+    @torch.jit.unused
+    def _by_views(self, values: list[Tensor]) -> list[Tensor]:
+        """The groups by views of their columns, which are put together where they are not neighbours."""
+        regrouped = []
+        for runs in self._runs:
+            dim = self._seen[runs[0][0]][2]
+            pieces = [values[source].narrow(dim, first, width) for source, first, width in runs]
+            regrouped.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim))
+        return regrouped
+
+    @torch.jit.unused
+    def _by_operator(self, values: list[Tensor]) -> list[Tensor]:
+        """The groups by FBGEMM's operator for matrices ``[B, columns]`` of one dtype."""
+        if any(own.dim() != 2 or own.dtype != values[0].dtype for own in values):
+            return self._by_views(values)
+        if self._operator is None or self._operator[0].device != values[0].device:
+            load_sparse_operators()
+            keys, lengths = [own[0] for own in self._seen], [own[1] for own in self._seen]
+            self._operator = torch.ops.fbgemm.kt_regroup_arguments(
+                values[0], keys, lengths, self._groups
+            )
+        regrouped: list[Tensor] = torch.ops.fbgemm.permute_multi_embedding(values, *self._operator)
+        return regrouped

@@ -257,6 +257,26 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
         KeyError: a feature is missing.
         ValueError: the values are not int32 or int64.
     """
+    check_feature_names(features, tables)
+    values = features.values()
+    if not isinstance(values, Tensor) or values.device.type != "cpu" or values_are_unknown():
+        return
+    places, bounds = features.index_per_key(), features.offset_per_key()
+    for table in tables:
+        for key in table.feature_names:
+            place = places[key]
+            check_ids(key, table, values[bounds[place] : bounds[place + 1]])
+
+
+def check_feature_names(
+    features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingConfig]
+) -> None:
+    """Refuse features of which some are missing or have no ids, for lookups that check the ids themselves.
+
+    Raises:
+        KeyError: a feature is missing.
+        ValueError: the values are not int32 or int64.
+    """
     values = features.values()
     if not isinstance(values, Tensor):
         return
@@ -266,10 +286,3 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
     missing = [key for table in tables for key in table.feature_names if key not in places]
     if missing:
         raise KeyError(f"feature {missing[0]!r} is missing; the input has {features.keys()}")
-    if values.device.type != "cpu" or values_are_unknown():
-        return
-    bounds = features.offset_per_key()
-    for table in tables:
-        for key in table.feature_names:
-            place = places[key]
-            check_ids(key, table, values[bounds[place] : bounds[place + 1]])

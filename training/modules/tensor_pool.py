@@ -76,9 +76,9 @@ class TensorPool(ObjectPool[Tensor]):
             IndexError: an id is not a row.
             ValueError: ids are not integers ``[N]``.
         """
-        return self._pool.index_select(0, pool_rows.checked_ids(ids, self.pool_size))
+        pool = self._pool
+        return pool.index_select(0, pool_rows.checked_ids(ids, pool.size(0)))
 
-    @torch.no_grad()
     def update(self, ids: Tensor, values: Tensor) -> None:
         """Write ``values`` ``[N, dim]`` to the rows of ``ids`` ``[N]``; the last one of an id counts.
 
@@ -86,9 +86,10 @@ class TensorPool(ObjectPool[Tensor]):
             IndexError: an id is not a row.
             ValueError: values of another shape or dtype.
         """
-        ids = pool_rows.checked_ids(ids, self.pool_size)
-        check_vectors(values, ids, self._pool)
-        pool_rows.write_vectors(self._pool, ids, values)
+        pool = self._pool
+        ids = pool_rows.checked_ids(ids, pool.size(0))
+        check_vectors(values, ids, pool)
+        pool_rows.write_vectors(pool, ids, values)
 
     def forward(self, ids: Tensor) -> Tensor:
         """See `lookup`."""
@@ -101,8 +102,10 @@ def check_vectors(values: Tensor, ids: Tensor, pool: Tensor) -> None:
     Raises:
         ValueError: they are not ``[N, dim]`` for ``N`` ids, or have another dtype.
     """
-    wanted = [len(ids), pool.size(1)]
-    if list(values.shape) != wanted or values.dtype != pool.dtype:
+    rows, dim = ids.size(0), pool.size(1)
+    fits = values.dim() == 2 and values.size(0) == rows and values.size(1) == dim
+    if not fits or values.dtype != pool.dtype:
+        wanted = [rows, dim]
         raise ValueError(
             f"values are {values.dtype} of shape {list(values.shape)}; give {pool.dtype} of shape {wanted}"
         )

@@ -172,12 +172,20 @@ def _check(keys: list[str], length_per_key: list[int], values: Tensor, key_dim: 
         )
 
 
-def _regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+def runs_of_groups(
+    keyed_tensors: list[KeyedTensor], groups: list[list[str]]
+) -> list[list[list[int]]]:
+    """Where the columns of each group are: runs of neighbours, each a tensor, its first column and the columns' number.
+
+    Raises:
+        KeyError: a group names a key that no tensor has.
+        ValueError: a group is empty.
+    """
     owner: dict[str, int] = {}
     for index, keyed in enumerate(keyed_tensors):
         for key in keyed.keys():  # noqa: SIM118 - a list, and an awaited one has no __iter__
             owner[key] = index
-    regrouped: list[Tensor] = []
+    found: list[list[list[int]]] = []
     for group in groups:
         if len(group) == 0:
             raise ValueError("a group is empty; name at least one key in each")
@@ -192,12 +200,21 @@ def _regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[
                 runs[-1][2] = place
             else:
                 runs.append([source, place, place])
+        columns: list[list[int]] = []
+        for run in runs:
+            offsets = keyed_tensors[run[0]].offset_per_key()
+            columns.append([run[0], offsets[run[1]], offsets[run[2] + 1] - offsets[run[1]]])
+        found.append(columns)
+    return found
+
+
+def _regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    regrouped: list[Tensor] = []
+    for runs in runs_of_groups(keyed_tensors, groups):
         dim = keyed_tensors[runs[0][0]].key_dim()
         pieces: list[Tensor] = []
         for run in runs:
-            keyed = keyed_tensors[run[0]]
-            start, stop = keyed.offset_per_key()[run[1]], keyed.offset_per_key()[run[2] + 1]
-            pieces.append(keyed.values().narrow(dim, start, stop - start))
+            pieces.append(keyed_tensors[run[0]].values().narrow(dim, run[1], run[2]))  # noqa: PERF401 - TorchScript compiles it
         regrouped.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim))
     return regrouped
 

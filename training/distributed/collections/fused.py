@@ -24,7 +24,7 @@ from tessera.training.modules.embedding_configs import (
 from tessera.training.modules.tables import (
     DescribesPooled,
     EmbeddingBagCollectionInterface,
-    check_features,
+    check_feature_names,
     check_tables,
     embedding_names,
     get_embedding_names_by_table,
@@ -150,13 +150,18 @@ class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterfa
             ValueError: the values are not int32 or int64, or the collection is weighted and the
                 features are not.
         """
-        check_features(features, self.configs)
+        check_feature_names(features, self.configs)
         places = {name: place for place, name in enumerate(features.keys())}
         vectors: dict[str, Tensor] = {}
         for kernel in self._kernels:
             config = kernel.config
-            own = features.permute([places[name] for name in config.feature_names()])
-            parts = kernel(own).float().split(config.embedding_dims(), dim=1)
+            names = config.feature_names()
+            in_order = names == features.keys()
+            own = features if in_order else features.permute([places[name] for name in names])
+            pooled = kernel(own).float()
+            if config.embedding_names() == self._embedding_names:
+                return KeyedTensor(self._embedding_names, self._length_per_key, pooled)
+            parts = torch.split(pooled, config.embedding_dims(), dim=1)
             vectors.update(zip(config.embedding_names(), parts, strict=True))
         values = torch.cat([vectors[name] for name in self._embedding_names], dim=1)
         return KeyedTensor(self._embedding_names, self._length_per_key, values)

@@ -24,7 +24,7 @@ from tessera.training.modules.embedding_modules import EmbeddingBagCollection, E
 from tessera.training.modules.tables import (
     DescribesUnpooled,
     EmbeddingCollectionInterface,
-    check_features,
+    check_feature_names,
     check_tables,
     common_dim,
     get_embedding_names_by_table,
@@ -141,7 +141,7 @@ class FusedEmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
             KeyError: a feature is missing.
             ValueError: the values are not int32 or int64.
         """
-        check_features(features, self.configs)
+        check_feature_names(features, self.configs)
         places = {name: place for place, name in enumerate(features.keys())}
         looked_up: dict[str, JaggedTensor] = {}
         for kernel in self._kernels:

@@ -16,7 +16,7 @@ from tessera.training.distributed.travel.rows_all_to_all import TensorAllToAll
 
 
 @torch.fx.wrap
-def sort_by_block(ids: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def sort_by_block(ids: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sort ids by the block that holds them; within a block they keep their order.
 
     Args:
@@ -26,17 +26,19 @@ def sort_by_block(ids: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     Returns:
         ``[N]`` the ids in their new order, each counted from the first row of its block; ``[N]`` int64, the
         place there of each id; ``[N]`` int64, the block of each id as it was given; ``[W]`` int64, ids of
-        each block.
+        each block; ``[N]`` int64, the place as it was given of each id in the new order.
     """
     # An id beyond the rows goes to the last block, where it is beyond the rows, too.
     blocks = torch.searchsorted(bounds[1:-1], ids.long(), right=True)
-    order = torch.argsort(blocks, stable=True)
+    in_order, order = torch.sort(blocks, stable=True)
     places = torch.empty_like(order)
-    places[order] = torch.arange(order.size(0), device=ids.device)
-    local = ids - bounds[blocks].to(ids.dtype)
-    counts = torch.zeros(bounds.size(0) - 1, dtype=torch.int64, device=ids.device)
-    counts.scatter_add_(0, blocks, torch.ones_like(blocks))
-    return local[order], places, blocks, counts
+    places.scatter_(0, order, torch.arange(order.size(0), device=ids.device))
+    local = ids.index_select(0, order) - bounds.index_select(0, in_order).to(ids.dtype)
+    ends = torch.searchsorted(
+        in_order, torch.arange(bounds.size(0) - 1, device=ids.device), right=True
+    )
+    counts = ends.diff(prepend=torch.zeros_like(ends[:1]))
+    return local, places, blocks, counts, order
 
 
 @torch.fx.wrap
@@ -85,8 +87,9 @@ class RwObjectPoolIDsDist(nn.Module):
         """
         assert ctx.block_size is not None, "a sharding makes contexts with the size of its blocks"
         bounds = torch.arange(self._ranks + 1, device=ids.device) * ctx.block_size.to(ids.device)
-        sent, places, _, counts = sort_by_block(ids, bounds)
+        sent, places, _, counts, order = sort_by_block(ids, bounds)
         ctx.ids_before_input_dist, ctx.unbucketize_permute = ids, places
+        ctx.bucketize_permute = order
         if self._replicas > 1:
             sent, counts = sent.repeat(self._replicas), counts.repeat(self._replicas)
         begun = self._dist(sent, counts)
@@ -130,7 +133,7 @@ class InferRwObjectPoolInputDist(nn.Module):
             ``W`` tensors of ids, counted from the first row of each device; and of `sort_by_block` the place
             of each id, the device of each, and ids per device.
         """
-        local, places, blocks, counts = sort_by_block(ids, self._bounds)
+        local, places, blocks, counts, _ = sort_by_block(ids, self._bounds)
         parts = split_by_block(local, counts)
         moved = [parts[rank].to(device) for rank, device in enumerate(self._devices)]
         return moved, places, blocks, counts
@@ -141,9 +144,8 @@ class InferRwObjectPoolInputDist(nn.Module):
         Returns:
             ``W`` tensors of ids, as many of values, and ``[N]`` the place of each id among all of them.
         """
-        local, places, _, counts = sort_by_block(ids, self._bounds)
-        sorted_values = torch.empty_like(values)
-        sorted_values[places] = values
+        local, places, _, counts, order = sort_by_block(ids, self._bounds)
+        sorted_values = values.index_select(0, order)
         parts, rows = split_by_block(local, counts), split_by_block(sorted_values, counts)
         return (
             [parts[rank].to(device) for rank, device in enumerate(self._devices)],

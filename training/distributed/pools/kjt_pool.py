@@ -139,7 +139,7 @@ class ShardedKeyedJaggedTensorPool(RowWiseObjectPool[KeyedJaggedTensor, JaggedTe
             ValueError: another number of bags, a bag that is too long, values of another dtype, no weights, or
                 ids that are not integers ``[N]``.
         """
-        pool_rows.checked_ids(ids, self.pool_size)
+        ids = pool_rows.checked_ids(ids, self.pool_size)
         if values.stride() != len(ids):
             raise ValueError(
                 f"there are {len(ids)} ids and {values.stride()} bags; give one of each"

@@ -79,17 +79,12 @@ class RwKeyedJaggedTensorPoolUpdateValuesDist(nn.Module):
         Returns:
             Awaitable of the bags by row in the order of the ids as they came.
         """
-        places = ctx.unbucketize_permute
-        assert places is not None, "ids go before values"
-        order = torch.empty_like(places)
-        order[places] = torch.arange(len(places), device=places.device)
-        lengths, ids, weights = pool_rows.bags_by_row(values, order)
-        bags = JaggedTensor(
-            ids.repeat(self._replicas),
-            None if weights is None else weights.repeat(self._replicas),
-            lengths.repeat(self._replicas),
-            validate=False,
-        )
+        assert ctx.bucketize_permute is not None, "ids go before values"
+        lengths, ids, weights = pool_rows.bags_by_row(values, ctx.bucketize_permute)
+        if self._replicas > 1:
+            lengths, ids = lengths.repeat(self._replicas), ids.repeat(self._replicas)
+            weights = None if weights is None else weights.repeat(self._replicas)
+        bags = JaggedTensor(ids, weights, lengths, validate=False)
         return JaggedTensorAllToAll(bags, *_bags(ctx, self._features), self._pg)
 
 

@@ -89,9 +89,9 @@ class ShardedObjectPool(
         """
         values = self._update_preproc(values)
         ctx = self.create_context()
-        own_ids = self._update_ids_dist(ctx, ids).wait().wait()
-        own_values = self._update_values_dist(ctx, values).wait()
-        self._update_local(ctx, own_ids, own_values)
+        ids_on_the_way = self._update_ids_dist(ctx, ids).wait()
+        values_on_the_way = self._update_values_dist(ctx, values)
+        self._update_local(ctx, ids_on_the_way.wait(), values_on_the_way.wait())
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         """The names of the tensors of which each rank holds other rows."""

@@ -33,7 +33,7 @@ class TensorPoolAwaitable(LazyAwaitable[Tensor]):
         self._awaitable, self._places = awaitable, unbucketize_permute
 
     def _wait_impl(self) -> Tensor:
-        return self._awaitable.wait()[self._places]
+        return self._awaitable.wait().index_select(0, self._places)
 
 
 class ShardedTensorPool(RowWiseObjectPool[Tensor, Tensor]):
@@ -91,7 +91,8 @@ class ShardedTensorPool(RowWiseObjectPool[Tensor, Tensor]):
             IndexError: an id is not a row.
             ValueError: values of another shape or dtype, or ids that are not integers ``[N]``.
         """
-        check_vectors(values, pool_rows.checked_ids(ids, self.pool_size), self._pool)
+        ids = pool_rows.checked_ids(ids, self.pool_size)
+        check_vectors(values, ids, self._pool)
         super().update(ids, values)
 
     def _update_preproc(self, values: Tensor) -> Tensor:
@@ -109,7 +110,7 @@ class ShardedTensorPool(RowWiseObjectPool[Tensor, Tensor]):
 
     def _lookup_local(self, ctx: ObjectPoolShardingContext, ids: Tensor) -> Tensor:
         del ctx
-        return self._pool[ids]
+        return self._pool.index_select(0, ids)
 
     def _lookup_values_dist(
         self, ctx: ObjectPoolShardingContext, values: Tensor

@@ -49,10 +49,10 @@ class RwTensorPoolValuesDist(nn.Module):
         """
         assert ctx.num_ids_each_rank_to_send is not None, "ids go before values"
         if self._is_update:
-            assert ctx.unbucketize_permute is not None, "as above"
-            in_order = torch.empty_like(values)
-            in_order[ctx.unbucketize_permute] = values
-            values = in_order.repeat(self._replicas, *[1] * (values.dim() - 1))
+            assert ctx.bucketize_permute is not None, "as above"
+            values = values.index_select(0, ctx.bucketize_permute)
+            if self._replicas > 1:
+                values = values.repeat(self._replicas, *[1] * (values.dim() - 1))
         begun: Awaitable[Tensor] = self._dist(
             values, ctx.num_ids_each_rank_to_send, ctx.num_ids_each_rank_to_receive
         )

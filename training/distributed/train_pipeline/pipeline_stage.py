@@ -49,7 +49,7 @@ class SparseDataDistUtil(Generic[In]):
 
     Args:
         model: see `TrainPipelineSparseDist`.
-        data_dist_stream: the stream that ids are sent on; None or a stream of the CPU elsewhere.
+        data_dist_stream: the stream that ids are sent on; None: the current one; a stream of the CPU elsewhere.
         apply_jit: script the modules that hold no sharded ones.
         prefetch_stream: makes `prefetch` a stage, which brings rows into the device's cache.
         pipeline_postproc: see `TrainPipelineSparseDist`.
@@ -74,6 +74,10 @@ class SparseDataDistUtil(Generic[In]):
                 "prefetch_stream and embedding_lookup_stream: give one; rows that are looked up ahead "
                 "need no prefetch"
             )
+        ahead = prefetch_stream if prefetch_stream is not None else embedding_lookup_stream
+        if is_cuda(ahead) and not is_cuda(data_dist_stream):
+            # Stages run on streams of their own, which must know where the ids arrive.
+            data_dist_stream = torch.cuda.current_stream()
         self.model = model
         self.data_dist_stream = data_dist_stream
         self.prefetch_stream = prefetch_stream
