@@ -191,8 +191,8 @@ def fused_collection(library: Library, shape: Shape, device: torch.device) -> St
     return step
 
 
-def mapped_collection(library: Library, shape: Shape, device: torch.device) -> Step:
-    """Forward and backward of tables behind sorted maps that learn; ids drift."""
+def mapped(library: Library, shape: Shape, device: torch.device) -> Any:
+    """Tables behind sorted maps that learn."""
     names, modules = _names(shape), "modules.mc_modules"
     tables = configs(library, shape, names)
     maps = {
@@ -209,13 +209,34 @@ def mapped_collection(library: Library, shape: Shape, device: torch.device) -> S
         tables=tables, device=device
     )
     outer = "ManagedCollisionEmbeddingBagCollection"
-    model = library.get("modules.mc_embedding_modules", outer)(
+    return library.get("modules.mc_embedding_modules", outer)(
         inner, library.get(modules, "ManagedCollisionCollection")(maps, tables), False
     )
+
+
+def pruned(library: Library, shape: Shape, device: torch.device) -> Any:
+    """Tables that have fewer rows than there are ids, and are pruned every few steps."""
+    inner = _collection(library, shape, _names(shape), device)
+    unpruned = {f"t_{name}": 2 * ROWS for name in _names(shape)}
+    pruning = library.get("modules.itep_modules", "GenericITEPModule")(
+        table_name_to_unpruned_hash_sizes=unpruned, pruning_interval=5
+    )
+    kind = library.get("modules.itep_embedding_modules", "ITEPEmbeddingBagCollection")
+    return kind(inner, pruning)
+
+
+def mapped_collection(library: Library, shape: Shape, device: torch.device) -> Step:
+    """Forward and backward of tables behind sorted maps that learn; ids drift."""
+    return drifting(library, shape, device, mapped(library, shape, device))
+
+
+def drifting(library: Library, shape: Shape, device: torch.device, model: Any) -> Step:
+    """Forward and backward of a collection behind maps; which ids are frequent changes from batch to batch."""
+    names = _names(shape)
     kjt, drawn = library.get("sparse.jagged_tensor", "KeyedJaggedTensor"), []
     for number in range(BATCHES):
         ids = _ids(library, shape, names, device, rows=ROWS)
-        moved = (ids.values() + number * ROWS // 50) * 7919
+        moved = (ids.values() + number * ROWS // 50) * shape.get("spread", 7919)
         drawn.append(kjt.from_lengths_sync(names, moved, ids.lengths()))
     taken: list[int] = []
 
@@ -223,7 +244,8 @@ def mapped_collection(library: Library, shape: Shape, device: torch.device) -> S
         taken.append(0)
         for parameter in model.parameters():
             parameter.grad = None
-        pooled: Tensor = model(drawn[len(taken) % BATCHES])[0].values()
+        found = model(drawn[len(taken) % BATCHES])
+        pooled: Tensor = (found[0] if isinstance(found, tuple) else found).values()
         pooled.sum().backward()  # type: ignore[no-untyped-call] # as above
         return pooled.detach()
 

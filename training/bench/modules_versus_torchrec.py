@@ -9,6 +9,8 @@ TorchRec's time by Tessera's in each round, its median over the rounds.
 
     python -m tessera.training.bench.modules_versus_torchrec [--shapes 3] [--only metrics]
 
+``--against-itself`` measures TorchRec's steps twice, in both places: so much ratios differ from 1 where nothing differs.
+
 Run it with the interpreter of an environment where TorchRec is installed.  The last line is the worst ratio.
 """
 
@@ -21,6 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +45,7 @@ from tessera.training.bench.pipelines_versus_torchrec import let_cpu_streams_pas
 from tessera.training.bench.ranks import in_ranks
 from tessera.training.bench.sharded_steps import Library, libraries
 
+WARM = 5
 CASES = {**MODULES, **MODELS}
 RTOL, ATOL = 1e-4, 1e-5  # float32, sums in another order
 
@@ -76,15 +80,38 @@ def begun(
     """A library's step and what its first call gave, or None and what a peer raised."""
     try:
         step = case.make(library, shape, device)
-        return step, step()
+        first = step()
+        for _ in range(WARM):  # some steps are taken every few times
+            step()
+        return step, first
     except Exception as error:
         if library.name == "tessera":
             raise
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def contenders(*, against_itself: bool) -> list[Library]:
+    """Both libraries, or TorchRec in the place of both.
+
+    Raises:
+        ValueError: there is no TorchRec to measure against itself.
+    """
+    found = libraries()
+    if not against_itself:
+        return found
+    if len(found) < 2:
+        raise ValueError("--against-itself: TorchRec is not installed here; install it")
+    return [replace(found[1], name="tessera"), found[1]]
+
+
 def measure(
-    case: Case, shape: Shape, device: torch.device, *, rounds: int, seconds: float
+    case: Case,
+    shape: Shape,
+    device: torch.device,
+    *,
+    rounds: int,
+    seconds: float,
+    against_itself: bool = False,
 ) -> dict[str, Any]:
     """Seconds of each library's step and their ratio; in place of a library that raises, its error.
 
@@ -92,7 +119,7 @@ def measure(
         AssertionError: the libraries do not compute the same.
     """
     steps, errors, first = {}, {}, {}
-    for library in libraries():
+    for library in contenders(against_itself=against_itself):
         step, outcome = begun(library, case, shape, device)
         if step is None:
             errors[library.name] = outcome
@@ -130,6 +157,7 @@ def work(  # noqa: PLR0917 - the ranks get them by place
     rounds: int,
     seconds: float,
     seed: int,
+    against_itself: bool,  # noqa: FBT001 - as above
 ) -> list[tuple[float, str]]:
     """The ratios of cases at random shapes, each with its name; rank 0 prints them."""
     torch.set_num_threads(1)
@@ -144,7 +172,14 @@ def work(  # noqa: PLR0917 - the ranks get them by place
             if len(seen) < shapes and shape not in seen:
                 seen.append(shape)
         for shape in seen:
-            found = measure(cases[name], shape, place, rounds=rounds, seconds=seconds)
+            found = measure(
+                cases[name],
+                shape,
+                place,
+                rounds=rounds,
+                seconds=seconds,
+                against_itself=against_itself,
+            )
             if rank == 0:
                 tell(name, shape, found)
             if "ratio" in found:
@@ -184,9 +219,10 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, help="processes of cases over ranks (2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the shapes (0)")
+    parser.add_argument("--against-itself", action="store_true", help="TorchRec in both places")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    given = (args.shapes, args.rounds, args.seconds, args.seed)
+    given = (args.shapes, args.rounds, args.seconds, args.seed, args.against_itself)
     here = [name for name in CASES if args.only in name]
     over_ranks = [name for name in PARALLEL if args.only in name]
     if not here and not over_ranks:

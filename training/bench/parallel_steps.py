@@ -5,14 +5,16 @@ The model has tables, placed table-wise and row-wise in turn, and one layer abov
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from tessera.training.bench.model_steps import drifting, mapped, pruned
 from tessera.training.bench.module_steps import (
     Case,
     Shape,
@@ -191,6 +193,85 @@ def _loop(
     return step
 
 
+def tracked(library: Library, shape: Shape, device: torch.device) -> Step:
+    """A step of a plain loop, after which a tracker tells which rows were trained."""
+    model = distributed(library, shape, device)
+    config = library.get("distributed.model_tracker.types", "DeltaTrackerConfig")()
+    tracker = model.init_torchrec_delta_tracker(config)
+    return _loop(model, batches(library, shape), device, tracker.get_unique_ids)
+
+
+def moving(library: Library, shape: Shape, device: torch.device) -> Step:
+    """A step of a plain loop, after which every table, with its optimizer's state, moves to the next rank."""
+    model, ranks = Model(library, shape), dist.get_world_size()
+    model.over.to(device)
+    sharder = library.get("distributed.embeddingbag", "EmbeddingBagCollectionSharder")(
+        fused_params=dict(library.fused_params)
+    )
+    table_wise = library.get("distributed.sharding_plan", "table_wise")
+    construct = library.get("distributed.sharding_plan", "construct_module_sharding_plan")
+    plans = [
+        construct(
+            model.tables,
+            {
+                f"t_{name}": table_wise(rank=(place + shift) % ranks, compute_kernel="fused")
+                for place, name in enumerate(features_of(shape))
+            },
+            sharder,
+            local_size=ranks,
+            world_size=ranks,
+            device_type=device.type,
+        )
+        for shift in range(2)
+    ]
+    whole = library.get("distributed.types", "ShardingPlan")({"tables": plans[0]})
+    kind = library.get("distributed.model_parallel", "DistributedModelParallel")
+    sharded = kind(model, device=device, plan=whole, sharders=[sharder])
+    number = count(1)
+
+    def move() -> None:
+        new = plans[next(number) % 2]
+        # What a plan's object holds is changed by the move.
+        sharded.reshard({"tables": (0.0, copy.copy(new))}, "tables")
+
+    return _loop(sharded, batches(library, shape), device, move)
+
+
+def behind_maps(
+    make: Callable[[Library, Shape, torch.device], Any], module: str, sharder: str, *, wraps: bool
+) -> Callable[[Library, Shape, torch.device], Step]:
+    """A step of tables behind maps, cut by rows.
+
+    Args:
+        make: the plain collection.
+        module: where its sharder is.
+        sharder: cuts it.
+        wraps: whether that is made from the tables' sharder.
+    """
+
+    def made(library: Library, shape: Shape, device: torch.device) -> Step:
+        plain, ranks = make(library, shape, torch.device("meta")), dist.get_world_size()
+        inner = library.get("distributed.embeddingbag", "EmbeddingBagCollectionSharder")
+        tables = inner(fused_params=dict(library.fused_params))
+        maps = library.get("distributed.mc_modules", "ManagedCollisionCollectionSharder")
+        own = library.get(module, sharder)(tables, *([] if wraps else [maps()]))
+        row_wise = library.get("distributed.sharding_plan", "row_wise")
+        plan = library.get("distributed.sharding_plan", "construct_module_sharding_plan")(
+            plain,
+            {f"t_{name}": row_wise(compute_kernel="fused") for name in features_of(shape)},
+            own,
+            local_size=ranks,
+            world_size=ranks,
+            device_type=device.type,
+        )
+        whole = library.get("distributed.types", "ShardingPlan")({"": plan})
+        kind = library.get("distributed.model_parallel", "DistributedModelParallel")
+        model = kind(plain, device=device, plan=whole, sharders=[own])
+        return drifting(library, {**shape, "spread": 1} if wraps else shape, device, model)
+
+    return made
+
+
 def pool_over_ranks(
     make: Callable[[Library, Shape, torch.device, Callable[[Any], Any]], Step],
     sharder: str,
@@ -221,7 +302,32 @@ PARALLEL = {
     "TrainPipelineFusedSparseDist": Case(_shape, pipeline("TrainPipelineFusedSparseDist")),
     "TrainPipelineSemiSync": Case(_shape, pipeline("TrainPipelineSemiSync", start_batch=0)),
     "EvalPipelineSparseDist": Case(_shape, pipeline("EvalPipelineSparseDist")),
+    "PrefetchTrainPipelineSparseDist": Case(_shape, pipeline("PrefetchTrainPipelineSparseDist")),
+    "TrainPipelineSparseDistLite": Case(_shape, pipeline("TrainPipelineSparseDistLite")),
+    "EvalPipelineFusedSparseDist": Case(_shape, pipeline("EvalPipelineFusedSparseDist")),
     "DMPCollection": Case(_shape, replicas),
+    "ModelDeltaTracker": Case(_shape, tracked),
+    "reshard": Case(_shape, moving),
+    "ShardedManagedCollisionEmbeddingBagCollection": Case(
+        _shape,
+        behind_maps(
+            mapped,
+            "distributed.mc_embeddingbag",
+            "ManagedCollisionEmbeddingBagCollectionSharder",
+            wraps=False,
+        ),
+        equal=False,
+    ),
+    "ShardedITEPEmbeddingBagCollection": Case(
+        _shape,
+        behind_maps(
+            pruned,
+            "distributed.itep_embeddingbag",
+            "ITEPEmbeddingBagCollectionSharder",
+            wraps=True,
+        ),
+        equal=False,
+    ),
     "ShardedTensorPool": Case(
         pool_shape, pool_over_ranks(tensor_pool, "TensorPoolSharder", "tensor_pool")
     ),
