@@ -1,0 +1,187 @@
+"""Fused collections over ranks: they train as the same collection does in one process."""
+
+import pytest
+import torch
+from torch import nn
+
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.fused_embedding import (
+    FusedEmbeddingCollectionSharder,
+    ShardedFusedEmbeddingCollection,
+)
+from tessera.training.distributed.fused_embeddingbag import (
+    FusedEmbeddingBagCollectionSharder,
+    ShardedFusedEmbeddingBagCollection,
+)
+from tessera.training.distributed.model_parallel import DistributedModelParallel
+from tessera.training.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from tessera.training.distributed.types import LazyAwaitable, ShardingPlan
+from tessera.training.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from tessera.training.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
+from tessera.training.optim.rowwise_adagrad import RowWiseAdagrad
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tests.training.ranks import rank_device, run_on_ranks, whole_on_each_rank
+
+STRATEGIES = {
+    "table_wise": lambda last: {"a": table_wise(rank=0), "b": table_wise(rank=last)},
+    "row_wise": lambda _: {"a": row_wise(), "b": row_wise()},
+    "column_wise": lambda last: {
+        "a": column_wise(ranks=[last, 0]),
+        "b": column_wise(ranks=[0, last]),
+    },
+    "data_parallel": lambda _: {"a": data_parallel(), "b": data_parallel()},
+}
+OPTIMIZERS = [(torch.optim.SGD, {"lr": 0.1}), (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-8})]
+
+
+def collection(pooled, optimizer, settings, device="cpu"):
+    config = EmbeddingBagConfig if pooled else EmbeddingConfig
+    cls = FusedEmbeddingBagCollection if pooled else FusedEmbeddingCollection
+    tables = [
+        config(name="a", embedding_dim=8, num_embeddings=7, feature_names=["f"]),
+        config(name="b", embedding_dim=8, num_embeddings=5, feature_names=["g"]),
+    ]
+    made = cls(tables, optimizer, settings, device=torch.device(device))
+    with torch.no_grad():
+        for place, weight in enumerate(made.parameters() if device != "meta" else []):
+            numbers = torch.arange(weight.numel(), dtype=torch.float32) + place
+            weight.copy_(numbers.sin().reshape(weight.shape))
+    return made
+
+
+def batch(step, rank):
+    """Two samples of a rank."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    lengths = torch.randint(1, 4, (4,), generator=generator)
+    ids = torch.randint(0, 5, (int(lengths.sum()),), generator=generator)
+    return KeyedJaggedTensor.from_lengths_sync(["f", "g"], ids, lengths)
+
+
+def total(output):
+    """A loss whose gradient depends on the vectors, summed over samples."""
+    if isinstance(output, LazyAwaitable):
+        output = output.wait()
+    if isinstance(output, dict):
+        return sum((part.values() ** 2).sum() for part in output.values())
+    return (output.values() ** 2).sum()
+
+
+def train(pooled, strategy, optimizer, settings):
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = nn.Sequential(collection(pooled, optimizer, settings))
+    sharder = FusedEmbeddingBagCollectionSharder() if pooled else FusedEmbeddingCollectionSharder()
+    placed = STRATEGIES[strategy](world - 1)
+    plan = construct_module_sharding_plan(
+        model[0], placed, sharder, world, world, rank_device().type
+    )
+    sharded = DistributedModelParallel(
+        model, device=rank_device(), plan=ShardingPlan({"0": plan}), sharders=[sharder]
+    )
+    expected = ShardedFusedEmbeddingBagCollection if pooled else ShardedFusedEmbeddingCollection
+    (found,) = [part for part in sharded.modules() if isinstance(part, expected)]
+    assert found.unsharded_module_type is sharder.module_type
+    assert set(found.fused_optimizer.params) <= {f"{found._holder}.{t}.weight" for t in "ab"}
+    losses = []
+    for step in range(3):
+        loss = total(sharded(batch(step, rank).to(rank_device())))
+        losses.append(loss.item())
+        loss.backward()
+    state = {
+        name.rpartition("0.")[2]: whole_on_each_rank(value)
+        if hasattr(value, "local_shards")
+        else value.detach().cpu()
+        for name, value in sharded.state_dict().items()
+    }
+    return losses, state
+
+
+def alone(pooled, optimizer, settings, world):
+    """The same in one process; gradients over ranks are averaged."""
+    model = collection(pooled, optimizer, settings)
+    losses = []
+    for step in range(3):
+        parts = [batch(step, rank) for rank in range(world)]
+        of_ranks = [total(model(part)) for part in parts]
+        losses.append([loss.item() for loss in of_ranks])
+        joined = KeyedJaggedTensor(
+            ["f", "g"],
+            torch.cat([part[key].values() for key in ("f", "g") for part in parts]),
+            lengths=torch.cat([part[key].lengths() for key in ("f", "g") for part in parts]),
+        )
+        (total(model(joined)) / world).backward()
+    return losses, {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize(("optimizer", "settings"), OPTIMIZERS)
+@pytest.mark.parametrize("pooled", [True, False])
+def test_ranks_train_as_one_process(pooled, optimizer, settings, strategy):
+    if strategy == "column_wise" and optimizer is RowWiseAdagrad:
+        pytest.skip("blocks of columns have a sum of squares of their own")
+    expected_losses, expected = alone(pooled, optimizer, settings, 2)
+    for rank, (losses, state) in enumerate(
+        run_on_ranks(2, train, pooled, strategy, optimizer, settings)
+    ):
+        assert losses == pytest.approx([step[rank] for step in expected_losses], rel=1e-5)
+        assert state.keys() == expected.keys()
+        for name, values in expected.items():
+            torch.testing.assert_close(state[name], values, atol=1e-5, rtol=1e-5)
+
+
+def from_meta(pooled):
+    model = nn.Sequential(collection(pooled, torch.optim.SGD, {"lr": 0.1}, "meta"))
+    sharded = DistributedModelParallel(model, device=rank_device())  # default sharders and plan
+    assert not any(parameter.is_meta for parameter in sharded.parameters())
+    output = sharded(batch(0, torch.distributed.get_rank()).to(rank_device()))
+    loss = total(output)
+    loss.backward()
+    before = loss.item()
+    after = total(sharded(batch(0, torch.distributed.get_rank()).to(rank_device()))).item()
+    kinds = {type(part).__name__ for part in sharded.modules()}
+    return before, after, kinds
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_collection_without_memory_is_planned_and_gets_first_values(pooled):
+    for before, after, kinds in run_on_ranks(2, from_meta, pooled):
+        assert 0 < after < before
+        assert {
+            "ShardedFusedEmbeddingBagCollection",
+            "ShardedFusedEmbeddingCollection",
+        } & kinds
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_tables_without_memory_are_not_looked_up(pooled):
+    fused = collection(pooled, torch.optim.SGD, {"lr": 0.1}, "meta")
+    assert all(parameter.is_meta for parameter in fused.parameters())
+    assert list(fused.state_dict()) == list(
+        collection(pooled, torch.optim.SGD, {"lr": 0.1}).state_dict()
+    )
+    with pytest.raises(ValueError, match="the tables are on the meta device"):
+        fused(batch(0, 0))
+    with pytest.raises(ValueError, match="the tables are on the meta device"):
+        fused.fused_optimizer()
+
+
+def test_the_sharders_optimizer_is_the_collections():
+    model = collection(True, torch.optim.SGD, {"lr": 0.25})
+    sharder = FusedEmbeddingBagCollectionSharder()
+    plan = construct_module_sharding_plan(
+        model, {"a": table_wise(rank=0), "b": table_wise(rank=0)}, sharder, 1, 1, "cpu"
+    )
+    sharded = sharder.shard(model, plan, ShardingEnv.from_local(1, 0), torch.device("cpu"))
+    groups = sharded.fused_optimizer.param_groups
+    assert [group["lr"] for group in groups] == [0.25] * len(groups)
+    assert set(sharder.shardable_parameters(model)) == {"a", "b"}
