@@ -2,9 +2,9 @@
 
 A fused collection is a plain one with an optimizer for its tables. Sharded it is the sharded plain
 collection whose tables have that optimizer in the backward pass, so plans, kernels, state dicts and
-re-sharding are those of `tessera.training.distributed.collections.sharded_collection`. A table that a
-plan copies to every rank is an ordinary parameter there; it is updated as soon as its averaged gradient
-is there, by an optimizer of the class that the collection was given.
+re-sharding are those of `tessera.training.distributed.collections.sharded_collection`. Tables with the kernel ``dense``, which
+those that a plan copies to every rank have, are ordinary parameters; each is updated as soon as its
+gradient, of all ranks' samples, is there, by an optimizer of the class that the collection was given.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
-    ShardingType,
 )
 from tessera.training.distributed.sharding.creation import tables_of
+from tessera.training.distributed.tables.table_shards import EmbeddingComputeKernel
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tessera.training.optim.combined_optimizer import CombinedOptimizer
@@ -68,7 +68,7 @@ class ShardedFusedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         super().__init__(
             plain, table_name_to_parameter_sharding, env, None, device, qcomm_codecs_registry
         )
-        self._of_copies = _optimizers_of_copies(
+        self._of_dense = _optimizers_of_dense(
             self.embedding_bags, "embedding_bags", table_name_to_parameter_sharding, module
         )
 
@@ -76,7 +76,7 @@ class ShardedFusedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizer that works in the backward pass, of all tables here."""
         sharded = super().fused_optimizer
-        return CombinedOptimizer([sharded, *self._of_copies]) if self._of_copies else sharded
+        return CombinedOptimizer([sharded, *self._of_dense]) if self._of_dense else sharded
 
     @property
     def unsharded_module_type(self) -> type[FusedEmbeddingBagCollection]:  # type: ignore[override] # which is no subclass of the plain collection
@@ -111,7 +111,7 @@ class ShardedFusedEmbeddingCollection(ShardedEmbeddingCollection):
         super().__init__(
             plain, table_name_to_parameter_sharding, env, None, device, qcomm_codecs_registry
         )
-        self._of_copies = _optimizers_of_copies(
+        self._of_dense = _optimizers_of_dense(
             self.embeddings, "embeddings", table_name_to_parameter_sharding, module
         )
 
@@ -119,7 +119,7 @@ class ShardedFusedEmbeddingCollection(ShardedEmbeddingCollection):
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizer that works in the backward pass, of all tables here."""
         sharded = super().fused_optimizer
-        return CombinedOptimizer([sharded, *self._of_copies]) if self._of_copies else sharded
+        return CombinedOptimizer([sharded, *self._of_dense]) if self._of_dense else sharded
 
     @property
     def unsharded_module_type(self) -> type[FusedEmbeddingCollection]:  # type: ignore[override] # which is no subclass of the plain collection
@@ -134,20 +134,19 @@ def _take_tables(plain: nn.ModuleDict, fused: nn.ModuleDict) -> None:
         table.weight = nn.Parameter(held[name].detach())
 
 
-def _optimizers_of_copies(
+def _optimizers_of_dense(
     tables: nn.ModuleDict,
     holder: str,
     plan: Mapping[str, ParameterSharding],
     module: FusedEmbeddingBagCollection | FusedEmbeddingCollection,
 ) -> list[KeyedOptimizerWrapper]:
-    """One optimizer for each table that is copied to every rank; it steps when the gradient is averaged."""
-    held, optimizers = tables_of(tables), []
-    for name, placement in plan.items():
-        if placement.sharding_type != ShardingType.DATA_PARALLEL.value:
+    """One optimizer for each ordinary parameter of the tables here; it steps when the gradient is there."""
+    optimizers = []
+    for name, weight in tables.named_parameters():
+        if plan[name.split(".")[0]].compute_kernel != EmbeddingComputeKernel.DENSE.value:
             continue
-        weight = held[name]
         optimizer = KeyedOptimizerWrapper(
-            {f"{holder}.{name}.weight": weight},
+            {f"{holder}.{name}": weight},
             lambda weights: module.optimizer_type()(weights, **module.optimizer_kwargs()),
         )
         optimizers.append(optimizer)
