@@ -79,7 +79,7 @@ class ShardedFusedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return CombinedOptimizer([sharded, *self._of_dense]) if self._of_dense else sharded
 
     @property
-    def unsharded_module_type(self) -> type[FusedEmbeddingBagCollection]:  # type: ignore[override] # which is no subclass of the plain collection
+    def unsharded_module_type(self) -> type[FusedEmbeddingBagCollection]:  # type: ignore[override] # it is not a subclass of the plain collection
         """Return the type of module that this is the sharded form of."""
         return FusedEmbeddingBagCollection
 
@@ -122,7 +122,7 @@ class ShardedFusedEmbeddingCollection(ShardedEmbeddingCollection):
         return CombinedOptimizer([sharded, *self._of_dense]) if self._of_dense else sharded
 
     @property
-    def unsharded_module_type(self) -> type[FusedEmbeddingCollection]:  # type: ignore[override] # which is no subclass of the plain collection
+    def unsharded_module_type(self) -> type[FusedEmbeddingCollection]:  # type: ignore[override] # it is not a subclass of the plain collection
         """Return the type of module that this is the sharded form of."""
         return FusedEmbeddingCollection
 
