@@ -1,5 +1,7 @@
 """Fused collections over ranks: they train as the same collection does in one process."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
@@ -129,15 +131,16 @@ def alone(pooled, optimizer, settings, world):
 
 
 @pytest.mark.multi_gpu
+@pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize(("optimizer", "settings"), OPTIMIZERS)
 @pytest.mark.parametrize("pooled", [True, False])
-def test_ranks_train_as_one_process(pooled, optimizer, settings, strategy):
+def test_ranks_train_as_one_process(pooled, optimizer, settings, strategy, world):
     if strategy in {"column_wise", "dense"} and optimizer is RowWiseAdagrad:
         pytest.skip("blocks of columns have a sum of squares of their own")
-    expected_losses, expected = alone(pooled, optimizer, settings, 2)
+    expected_losses, expected = alone(pooled, optimizer, settings, world)
     for rank, (losses, state) in enumerate(
-        run_on_ranks(2, train, pooled, strategy, optimizer, settings)
+        run_on_ranks(world, train, pooled, strategy, optimizer, settings)
     ):
         assert losses == pytest.approx([step[rank] for step in expected_losses], rel=1e-5)
         assert state.keys() == expected.keys()
@@ -192,3 +195,73 @@ def test_the_sharders_optimizer_is_the_collections():
     groups = sharded.fused_optimizer.param_groups
     assert [group["lr"] for group in groups] == [0.25] * len(groups)
     assert set(sharder.shardable_parameters(model)) == {"a", "b"}
+
+
+def train_with(library, optimizer, settings):
+    """Losses of four steps of a rank with ``library``, from the same weights; tables table-wise and in columns."""
+    own = {
+        name: importlib.import_module(library + module)
+        for name, module in {
+            "configs": ".modules.embedding_configs",
+            "fused": ".modules.fused_embedding_modules",
+            "sharder": ".distributed.fused_embeddingbag",
+            "model": ".distributed.model_parallel",
+            "by_hand": ".distributed.sharding_plan",
+            "types": ".distributed.types",
+            "sparse": ".sparse.jagged_tensor",
+        }.items()
+    }
+    tables = [
+        own["configs"].EmbeddingBagConfig(
+            name=name, embedding_dim=8, num_embeddings=7, feature_names=[feature]
+        )
+        for name, feature in zip("ab", "fg", strict=True)
+    ]
+    module = own["fused"].FusedEmbeddingBagCollection(
+        tables, optimizer, settings, device=torch.device("cpu")
+    )
+    sharder = own["sharder"].FusedEmbeddingBagCollectionSharder()
+    placed = {
+        "a": own["by_hand"].table_wise(rank=1, compute_kernel="fused"),
+        "b": own["by_hand"].column_wise(ranks=[0, 1], compute_kernel="fused"),
+    }
+    plan = own["by_hand"].construct_module_sharding_plan(module, placed, sharder, 2, 2, "cpu")
+    model = own["model"].DistributedModelParallel(
+        nn.Sequential(module),
+        device=torch.device("cpu"),
+        plan=own["types"].ShardingPlan({"0": plan}),
+        sharders=[sharder],
+    )
+    with torch.no_grad():
+        for place, (_, table) in enumerate(sorted(model.state_dict().items())):
+            whole = (torch.arange(56, dtype=torch.float32) + place).sin().reshape(7, 8)
+            for shard in table.local_shards():
+                (row, column), (rows, columns) = (
+                    shard.metadata.shard_offsets,
+                    shard.metadata.shard_sizes,
+                )
+                shard.tensor.copy_(whole[row : row + rows, column : column + columns])
+    losses = []
+    for step in range(4):
+        features = batch(step, torch.distributed.get_rank())
+        loss = total(
+            model(
+                own["sparse"].KeyedJaggedTensor(
+                    ["f", "g"], features.values(), lengths=features.lengths()
+                )
+            )
+        )
+        losses.append(loss.item())
+        loss.backward()
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"), [(torch.optim.Adagrad, {"lr": 0.1}), OPTIMIZERS[0]]
+)
+def test_losses_are_torchrecs(optimizer, settings):
+    pytest.importorskip("torchrec", reason="TorchRec is a peer")
+    ours = run_on_ranks(2, train_with, "tessera.training", optimizer, settings)
+    theirs = run_on_ranks(2, train_with, "torchrec", optimizer, settings)
+    for own, other in zip(ours, theirs, strict=True):
+        assert own == pytest.approx(other, rel=1e-6)
