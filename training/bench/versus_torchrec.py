@@ -188,8 +188,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the results as JSON here")
     args = parser.parse_args()
     fields = ("ranks", "device", "tables", "rows", "dim", "batch", "ids", "rounds", "steps")
-    fields += ("torchrec_kernel",)
-    setting = Setting(**{name: getattr(args, name) for name in fields})
+    setting = Setting(
+        torchrec_kernel=args.torchrec_kernel, **{name: getattr(args, name) for name in fields}
+    )
     pooled_or_not = {"pooled": [True], "unpooled": [False], "both": [True, False]}[args.what]
     cases = [(kind, pooled) for pooled in pooled_or_not for kind in args.kinds]
     peer = "torchrec" if importlib.util.find_spec("torchrec") else "torchrec (not installed)"
