@@ -83,11 +83,11 @@ def begun(
         first = step()
         for _ in range(WARM):  # some steps are taken every few times
             step()
-        return step, first
     except Exception as error:
         if library.name == "tessera":
             raise
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return step, first
 
 
 def contenders(*, against_itself: bool) -> list[Library]:
