@@ -268,9 +268,7 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
             check_ids(key, table, values[bounds[place] : bounds[place + 1]])
 
 
-def check_feature_names(
-    features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingConfig]
-) -> None:
+def check_feature_names(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Refuse features of which some are missing or have no ids, for lookups that check the ids themselves.
 
     Raises:
