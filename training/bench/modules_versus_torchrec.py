@@ -83,11 +83,12 @@ def begun(
         first = step()
         for _ in range(WARM):  # some steps are taken every few times
             step()
-        return step, first
     except Exception as error:
         if library.name == "tessera":
             raise
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    else:
+        return step, first
 
 
 def contenders(*, against_itself: bool) -> list[Library]:
@@ -219,9 +220,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, help="processes of cases over ranks (2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the shapes (0)")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--one-process", action="store_true", help="no cases over ranks")
-    where.add_argument("--over-ranks", action="store_true", help="cases over ranks alone")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--one-process", action="store_true", help="no cases over ranks")
+    which.add_argument("--over-ranks", action="store_true", help="cases over ranks alone")
     parser.add_argument("--against-itself", action="store_true", help="TorchRec in both places")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
