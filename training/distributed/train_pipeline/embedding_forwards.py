@@ -11,21 +11,17 @@ from tessera.errors import UserError
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyNoWait
 from tessera.training.distributed.train_pipeline.contexts import EmbeddingTrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import BaseForward
-from tessera.training.distributed.train_pipeline.streams import hand_over, record_all, wait_for
+from tessera.training.distributed.train_pipeline.streams import hand_over, record_all
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 
 class InSyncEmbeddingPipelinedForward(BaseForward[EmbeddingTrainPipelineContext]):
     """Waits for vectors that were looked up before the forward pass began."""
 
-    _taken: torch.cuda.Event | None = None  # when the vectors looked up last were put together
-
     def start_embedding_lookup(self, context: EmbeddingTrainPipelineContext) -> None:
         """Look up a batch's rows on the current stream, and begin to send the vectors."""
         data, ctx = self.arrived(context, self.stream)
         hand_over(self.stream, data, ctx)
-        # The lookup before has given its memory back, which another stream may still read.
-        wait_for(self._taken)
         context.embedding_a2a_requests[self.name] = self.module.compute_and_output_dist(ctx, data)
 
     @property
@@ -36,13 +32,8 @@ class InSyncEmbeddingPipelinedForward(BaseForward[EmbeddingTrainPipelineContext]
         result = self.context.embedding_a2a_requests.pop(self.name)
         if self.stream is not None:  # the vectors' memory belongs to the stream of lookups
             for part in result if isinstance(result, tuple) else (result,):
-                part.callbacks.append(self._take)
+                part.callbacks.append(record_all)
         return result
-
-    def _take(self, made: Any) -> Any:
-        record_all(made)
-        self._taken = torch.cuda.current_stream().record_event()
-        return made
 
 
 class EmbeddingPipelinedForward(InSyncEmbeddingPipelinedForward):
