@@ -16,6 +16,7 @@ import json
 import statistics
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tessera.cpus import usable_cpus
@@ -47,7 +48,8 @@ def calibrated(
 ) -> Calibration:
     """The costs, measured now."""
     file = folder / "costs.json"
-    length = ("--samples", args.samples, "--duration-s", args.seconds, "--warm-up-s", "0.5")
+    # Windows of the costs' runs take two fifths of the duration.
+    length = ("--samples", args.samples, "--duration-s", args.seconds / 0.4, "--warm-up-s", "0.5")
     http = f"127.0.0.1:{server.http_port}"
     load(server, package, "--calibrate", file, "--http-address", http, *length)
     return read_calibration(file)
@@ -70,15 +72,30 @@ def measured(
     }
 
 
+def medians(windows: Sequence[Row]) -> Row:
+    """What a usual window has."""
+    return {figure: statistics.median(row[figure] for row in windows) for figure in FIGURES}
+
+
 def simulated(host: Host, costs: Costs, rate: float, args: argparse.Namespace) -> Row:
     """What the simulation says of the same load."""
-    requests = min(max(int(rate * args.seconds), 1_000), 50_000)
+    requests = min(max(int(rate * args.seconds * args.windows), 1_000), 50_000)
     outcome = simulate(host, costs, Load(rate=rate, samples=args.samples, requests=requests))
     return {
         "throughput": outcome.throughput,
         "p50_ms": 1e3 * outcome.percentile_s(50),
         "p99_ms": 1e3 * outcome.percentile_s(99),
     }
+
+
+def keep(
+    folder: Path, number: int, calibration: Calibration, windows: Mapping[float, Sequence[Row]]
+) -> None:
+    """Write what round ``number`` has measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    calibration.write(folder / f"costs-{number}.json")
+    content = [{"load": share, "windows": rows} for share, rows in windows.items()]
+    (folder / f"windows-{number}.json").write_text(json.dumps(content, indent=1))
 
 
 def parse() -> argparse.Namespace:
@@ -90,7 +107,8 @@ def parse() -> argparse.Namespace:
     add("--rows", type=int, default=100_000, help="rows per table (default: %(default)s)")
     add("--rounds", type=int, default=5, help="(default: %(default)s)")
     add("--samples", type=int, default=64, help="of a call (default: %(default)s)")
-    add("--seconds", type=float, default=4.0, help="of a load (default: %(default)s)")
+    add("--seconds", type=float, default=4.0, help="of a window (default: %(default)s)")
+    add("--windows", type=int, default=5, help="of each load (default: %(default)s)")
     add(
         "--loads",
         type=float,
@@ -99,6 +117,7 @@ def parse() -> argparse.Namespace:
         help="by what the server answers with 64 calls in flight (default: %(default)s)",
     )
     add("--json", type=Path, help="also write the figures to this file")
+    add("--keep", type=Path, help="a folder for the costs and windows of each round")
     return parser.parse_args()
 
 
@@ -106,7 +125,10 @@ def main() -> None:
     """Measure, simulate and print both."""
     args = parse()
     print(f"{machine()} at the start; {usable_cpus()} CPUs for server and client together")
-    print(f"{args.samples} samples a call; medians of {args.rounds} rounds of {args.seconds} s")
+    print(
+        f"{args.samples} samples a call; medians of {args.rounds} rounds, each of {args.windows} windows"
+        f" of {args.seconds} s"
+    )
     rounds: dict[float, list[tuple[Row, Row]]] = {share: [] for share in args.loads}
     rates: dict[float, list[float]] = {share: [] for share in args.loads}
     with tempfile.TemporaryDirectory() as name:
@@ -115,14 +137,21 @@ def main() -> None:
         write_model(dlrm(args.rows, "murmur3"), package, PackageOptions(name="dlrm"))
         flags = ["--model", str(package), "--drain-propagation-ms", "0"]
         with ServerProcess(flags, program=[str(BUILD / "tessera-server")]) as server:
-            for _ in range(args.rounds):
+            for number in range(args.rounds):
                 calibration = calibrated(server, package, folder, args)
                 most = calibration.busiest.calls / calibration.busiest.seconds
                 host = Host.of_server(calibration.server, calibration.cpus, clients=1)
+                windows: dict[float, list[Row]] = {share: [] for share in args.loads}
+                for _ in range(args.windows):
+                    for share in args.loads:
+                        found = measured(server, package, folder, share * most, args)
+                        windows[share].append(found)
+                if args.keep:
+                    keep(args.keep, number, calibration, windows)
                 costs = fitted_costs(calibration, args.samples)
                 for share in args.loads:
-                    found = measured(server, package, folder, share * most, args)
-                    rounds[share].append((found, simulated(host, costs, share * most, args)))
+                    said = simulated(host, costs, share * most, args)
+                    rounds[share].append((medians(windows[share]), said))
                     rates[share].append(share * most)
     print_head("load", "calls/s", "", "measured", "simulated", "ratio", "ratios of the rounds")
     figures = []

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -79,13 +79,16 @@ def server(args: argparse.Namespace, *flags: str) -> Iterator[tuple[int, int]]:
         process.wait()
 
 
-def load(args: argparse.Namespace, port: int, *flags: str) -> dict[str, float]:
-    """One run of tessera-load."""
+def load(
+    args: argparse.Namespace, port: int, *flags: str, what: Sequence[str] = ()
+) -> dict[str, float]:
+    """One run of tessera-load; ``what`` it sends, in place of requests that it draws for the package."""
+    drawn = ("--model-file", args.package, "--ids-per-bag", args.ids_per_bag, "--int32-ids")
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
         subprocess.run(
             [
                 *(args.build / "tessera-load", "--address", f"127.0.0.1:{port}"),
-                *("--model-file", args.package, "--ids-per-bag", args.ids_per_bag, "--int32-ids"),
+                *(what or drawn),
                 *("--duration-s", str(args.seconds), "--warm-up-s", str(WARM_UP_S)),
                 *("--csv", file.name),
                 *flags,

@@ -11,6 +11,8 @@ from torch import nn
 
 from tessera.errors import UserError
 from tessera.training import KeyedJaggedTensor
+from tessera.training.distributed.collections.sharded_collection import VectorsAwaitable
+from tessera.training.distributed.comm.awaitable import NoWait
 from tessera.training.distributed.sharding_plan import data_parallel
 from tessera.training.distributed.train_pipeline import (
     EvalPipelineSparseDist,
@@ -26,7 +28,7 @@ from tessera.training.distributed.train_pipeline.train_pipelines import (
     EvalPipelineFusedSparseDist,
     TrainPipelineSparseDistLite,
 )
-from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.ranks import rank_device, run_on_ranks, uses_cuda
 from tests.training.test_train_pipeline import (
     ROWS,
     STEPS,
@@ -446,6 +448,54 @@ def evaluated(pipeline_type, options):
 def test_evaluation_gives_the_models_outputs(world_size, pipeline_type, options):
     done = run_on_ranks(world_size, evaluated, pipeline_type, options)
     assert done == [STEPS + 1] * world_size
+
+
+def late():
+    """The GPU begins a forward pass when the next batch was looked up long ago."""
+    dmp, optimizer = sharded(Model)
+    dmp.eval()
+    every = list(batches(dist.get_rank()))
+    with torch.no_grad():
+        expected = [dmp(batch.to(rank_device()))[0] for batch in every]
+
+    def forward(batch):
+        torch.cuda._sleep(20_000_000)
+        return dmp(batch)
+
+    pipeline = EvalPipelineFusedSparseDist(
+        *(dmp, optimizer, rank_device()),
+        custom_model_fwd=forward,
+        enable_embedding_lookup_prefetch=True,
+    )
+    source = iter(every)
+    found = [pipeline.progress(source)[0] for _ in every]  # nobody waits for the GPU
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+
+
+@pytest.mark.skipif(not uses_cuda(), reason="a CPU has no streams")
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_lookup_ahead_leaves_vectors_alone_that_were_not_read_yet(world_size):
+    run_on_ranks(world_size, late)
+
+
+class OnGpu:
+    """As much of a vector on a GPU as is asked for."""
+
+    is_cuda, device = True, torch.device("cuda", 0)
+
+    def __init__(self):
+        self.kept_for = []
+
+    def record_stream(self, stream):
+        self.kept_for.append(stream)
+
+
+def test_vectors_are_kept_for_the_stream_that_joins_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
+    parts = [OnGpu(), OnGpu()]
+    joined = VectorsAwaitable([NoWait(part) for part in parts], lambda vectors: vectors[::-1])
+    assert joined.wait() == parts[::-1]
+    assert [part.kept_for for part in parts] == [["current of cuda:0"]] * 2
 
 
 def abandoned():

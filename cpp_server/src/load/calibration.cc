@@ -2,10 +2,15 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "common/cpus.h"
@@ -25,6 +30,12 @@ constexpr int kDepths[] = {8, 64};
 // passes find colder caches than those of calls that follow one another; with the others threads
 // wait for CPUs, as the system shares them.
 constexpr double kShares[] = {0.25, 0.5, 0.75};
+// Each of these runs is measured in so many windows, in turn with those of the others, and told by
+// their medians. What an open loop meets differs from one second to the next, as the system leaves
+// busy threads on one CPU for as long as that: of one run the 99th percentile may be ten times that
+// of another.
+constexpr int kWindows = 5;
+constexpr double kWindow = 0.4;  // of a run's duration
 // Equally likely durations of a pass, and latencies, that a run is told by.
 constexpr int kQuantiles = 101;
 
@@ -62,6 +73,43 @@ std::int64_t ids_per_sample(const InputSchema& schema, const DrawOptions& draw) 
   return std::accumulate(bags.begin(), bags.end(), std::int64_t{0});
 }
 
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// One run made of windows of the same load, an odd number of them.
+nlohmann::json median_of(const std::vector<nlohmann::json>& windows) {
+  nlohmann::json found = windows.front();
+  const auto all = [&](const auto& take) {
+    std::vector<double> values;
+    values.reserve(windows.size());
+    for (const nlohmann::json& window : windows) values.push_back(take(window));
+    return values;
+  };
+  for (const char* key :
+       {"cores_used", "server_cpu_us", "client_cpu_us", "batch_requests", "batch_samples"}) {
+    found[key] =
+        median(all([&](const nlohmann::json& window) { return window.at(key).get<double>(); }));
+  }
+  for (const char* key : {"latency_us", "pass_us"}) {
+    for (std::size_t i = 0; i < found[key].size(); ++i) {
+      found[key][i] = median(
+          all([&](const nlohmann::json& window) { return window.at(key).at(i).get<double>(); }));
+    }
+  }
+  double seconds = 0;
+  std::int64_t calls = 0;
+  for (const nlohmann::json& window : windows) {
+    seconds += window.at("seconds").get<double>();
+    calls += window.at("calls").get<std::int64_t>();
+  }
+  found["seconds"] = seconds;
+  found["calls"] = calls;
+  return found;
+}
+
 class Measurement {
  public:
   Measurement(const TrafficOptions& traffic, const Address& http, const Manifest& manifest)
@@ -75,9 +123,22 @@ class Measurement {
     return run(draw, in_flight, 0, connections, warm_up);
   }
 
-  // The same with calls at random times, `rate` a second.
-  nlohmann::json run_at(const DrawOptions& draw, double rate, int connections, Duration warm_up) {
-    return run(draw, 0, rate, connections, warm_up);
+  // The same with calls at random times, a run for each of `rates`, calls a second.
+  std::vector<nlohmann::json> runs_at(const DrawOptions& draw, const std::vector<double>& rates,
+                                      int connections, Duration warm_up) {
+    const Duration whole = traffic_.duration;
+    traffic_.duration = std::chrono::duration_cast<Duration>(kWindow * whole);
+    std::vector<std::vector<nlohmann::json>> windows(rates.size());
+    for (int i = 0; i < kWindows; ++i) {
+      for (std::size_t r = 0; r < rates.size(); ++r) {
+        windows[r].push_back(run(draw, 0, rates[r], connections, warm_up));
+      }
+    }
+    traffic_.duration = whole;
+    std::vector<nlohmann::json> found;
+    found.reserve(windows.size());
+    for (const auto& of_rate : windows) found.push_back(median_of(of_rate));
+    return found;
   }
 
  private:
@@ -164,8 +225,10 @@ std::string calibrate(const TrafficOptions& traffic, const std::string& http_add
   }
   const nlohmann::json& busiest = runs.back();
   const double most = busiest.at("calls").get<double>() / busiest.at("seconds").get<double>();
-  for (const double share : kShares) {
-    runs.push_back(measurement.run_at(draw, share * most, traffic.connections, traffic.warm_up));
+  std::vector<double> rates;
+  for (const double share : kShares) rates.push_back(share * most);
+  for (auto& run : measurement.runs_at(draw, rates, traffic.connections, traffic.warm_up)) {
+    runs.push_back(std::move(run));
   }
   const nlohmann::json costs = {
       {"kind", "tessera-costs"},

@@ -3,7 +3,8 @@
 // One call at a time, of several sizes, shows what a pass takes by the samples of its batch and
 // what a call costs when every thread has to be woken for it; many calls in flight show what one
 // costs when nobody sleeps; calls at random times, how much passes vary when CPUs sleep between
-// them.
+// them. These last runs are cut into windows, and what is told is the median of these: a usual
+// second, and not the worst one of the measurement.
 //
 // Contract: calibrate blocks for as long as all its runs take.
 #pragma once

@@ -119,6 +119,9 @@ class _Origin:
 class VectorsAwaitable(LazyAwaitable[Out]):
     """Waits for the vectors of all shardings and joins them.
 
+    Pipelines look vectors up on a stream of their own.  Those that no collective has carried were made there, and their
+    memory is kept until the stream that waits has joined them: the next lookup would be given it otherwise.
+
     Args:
         awaitables: one per sharding.
         join: makes the collection's output of what they give.
@@ -131,7 +134,11 @@ class VectorsAwaitable(LazyAwaitable[Out]):
         self._awaitables, self._join = awaitables, join
 
     def _wait_impl(self) -> Out:
-        return self._join([awaitable.wait() for awaitable in self._awaitables])
+        vectors = [awaitable.wait() for awaitable in self._awaitables]
+        for part in vectors:
+            if part.is_cuda:
+                part.record_stream(torch.cuda.current_stream(part.device))
+        return self._join(vectors)
 
 
 class ShardedCollection(

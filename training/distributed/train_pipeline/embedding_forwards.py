@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,18 +23,24 @@ class InSyncEmbeddingPipelinedForward(BaseForward[EmbeddingTrainPipelineContext]
         """Look up a batch's rows on the current stream, and begin to send the vectors."""
         data, ctx = self.arrived(context, self.stream)
         hand_over(self.stream, data, ctx)
-        context.embedding_a2a_requests[self.name] = self.module.compute_and_output_dist(ctx, data)
+        result = self.module.compute_and_output_dist(ctx, data)
+        if self.stream is not None:  # the memory of both belongs to the stream of lookups
+            for part in result if isinstance(result, tuple) else (result,):
+                part.callbacks.append(partial(_recorded, ctx))
+        context.embedding_a2a_requests[self.name] = result
 
     @property
     def _sent(self) -> dict[str, Any]:
         return self.context.embedding_a2a_requests
 
     def _result(self) -> Any:
-        result = self.context.embedding_a2a_requests.pop(self.name)
-        if self.stream is not None:  # the vectors' memory belongs to the stream of lookups
-            for part in result if isinstance(result, tuple) else (result,):
-                part.callbacks.append(record_all)
-        return result
+        return self.context.embedding_a2a_requests.pop(self.name)
+
+
+def _recorded(ctx: Any, made: Any) -> Any:
+    """``made``, whose memory and that of the module's context are kept until the stream that waits is done with them."""
+    record_all(ctx)
+    return record_all(made)
 
 
 class EmbeddingPipelinedForward(InSyncEmbeddingPipelinedForward):
