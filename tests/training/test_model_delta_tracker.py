@@ -249,11 +249,12 @@ def rows_of_this_rank():
 
 
 @pytest.mark.multi_gpu
-def test_rows_are_those_of_this_ranks_shards():
-    asked = [batch(rank)[1] for rank in range(2)]
-    for rank, found in enumerate(run_on_ranks(2, rows_of_this_rank)):
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_rows_are_those_of_this_ranks_shards(ranks):
+    asked = [batch(rank)[1] for rank in range(ranks)]
+    for rank, found in enumerate(run_on_ranks(ranks, rows_of_this_rank)):
         for name, own in FEATURES.items():
             ids = torch.cat([ids[key] for ids in asked for key in own]).tolist()
-            share = -(-TABLE_ROWS[name] // 2)
+            share = -(-TABLE_ROWS[name] // ranks)
             here = sorted({row - rank * share for row in ids if row // share == rank})
             assert found[f"tables.embedding_bags.{name}"].tolist() == here

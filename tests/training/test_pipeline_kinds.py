@@ -58,6 +58,7 @@ def assert_equal(found, expected):
         (1, TrainPipelineFusedSparseDist, {}),
         (1, TrainPipelineSemiSync, {"start_batch": STEPS}),
         (2, TrainPipelineSparseDistLite, {}),
+        (4, TrainPipelineFusedSparseDist, {}),
         (2, TrainPipelineFusedSparseDist, {}),
         (2, TrainPipelineFusedSparseDist, {"embedding_lookup_after_data_dist": True}),
         (2, TrainPipelineSparseDist, {"enqueue_batch_after_forward": True}),
@@ -139,8 +140,17 @@ def sgd():
     return EmbOptimType.EXACT_SGD
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize(("start", "stashes"), [(0, False), (2, False), (0, True), (2, True)])
+@pytest.mark.parametrize(
+    ("world_size", "start", "stashes"),
+    [
+        (3, 2, True),
+        *(
+            (world, *how)
+            for world in (1, 2)
+            for how in ((0, False), (2, False), (0, True), (2, True))
+        ),
+    ],
+)
 def test_semi_synchronous_training_is_one_update_behind(world_size, start, stashes):
     assert run_on_ranks(world_size, semi_synchronous, start, stashes) == [True] * world_size
 

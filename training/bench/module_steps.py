@@ -228,10 +228,11 @@ def metric(library: Library, shape: Shape, device: torch.device) -> Step:
 
     def numbers() -> dict[str, Tensor]:
         drawn = {name: torch.rand(shape["batch"], generator=generator) for name in names}
-        return {name: values.double().to(device) for name, values in drawn.items()}
+        dtype = torch.float32 if shape["metric"] in RANKED else torch.float64  # as TorchRec's takes
+        return {name: values.to(device, dtype) for name, values in drawn.items()}
 
     predictions, weights = numbers(), numbers()
-    labels = {name: (values < 0.5).double() for name, values in numbers().items()}
+    labels = {name: (values < 0.5).to(values.dtype) for name, values in numbers().items()}
     sessions = torch.arange(shape["batch"], device=device) // SESSIONS
     more: dict[str, Any] = {}
     if shape["metric"] == "NDCG":

@@ -87,7 +87,8 @@ def begun(
         if library.name == "tessera":
             raise
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
-    return step, first
+    else:
+        return step, first
 
 
 def contenders(*, against_itself: bool) -> list[Library]:
@@ -219,12 +220,15 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, help="processes of cases over ranks (2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the shapes (0)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--one-process", action="store_true", help="no cases over ranks")
+    which.add_argument("--over-ranks", action="store_true", help="cases over ranks alone")
     parser.add_argument("--against-itself", action="store_true", help="TorchRec in both places")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     given = (args.shapes, args.rounds, args.seconds, args.seed, args.against_itself)
-    here = [name for name in CASES if args.only in name]
-    over_ranks = [name for name in PARALLEL if args.only in name]
+    here = [name for name in CASES if args.only in name and not args.over_ranks]
+    over_ranks = [name for name in PARALLEL if args.only in name and not args.one_process]
     if not here and not over_ranks:
         names = ", ".join([*CASES, *PARALLEL])
         parser.error(

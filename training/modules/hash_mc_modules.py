@@ -296,7 +296,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     def _chosen(
         self, values: Tensor, new: Tensor, hours: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Of new ids the place where each came first, in this order, ``[U]``; and the latest of its hours.
+        """Find the place where each new id came first, in this order, ``[U]``; and the latest of its hours.
 
         Args:
             values: ``[N]`` ids.

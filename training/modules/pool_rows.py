@@ -62,7 +62,7 @@ def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
 
 
 def _entries(lengths_S: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Of each entry of segments of these lengths its segment and its place in it; int64 ``[total]``.
+    """The segment of each entry of segments of these lengths, and its place in it; int64 ``[total]``.
 
     ``total`` is the sum of the lengths (int64): an accelerator would have to be asked for it.
     """

@@ -44,6 +44,7 @@ class KTRegroupAsDict(nn.Module):
         self._seen: Any = None
         self._runs: Any = None
         self._operator: Any = None
+        self._by_kernel = False
 
     def forward(self, keyed_tensors: list[KeyedTensor]) -> dict[str, Tensor]:
         """The columns of each group side by side, ``[B, columns]``, by its name.
@@ -61,16 +62,15 @@ class KTRegroupAsDict(nn.Module):
 
     @torch.jit.unused
     def _regrouped(self, keyed_tensors: list[KeyedTensor]) -> list[Tensor]:
-        if values_are_unknown(*keyed_tensors) or values_are_unknown(
-            *(keyed.values() for keyed in keyed_tensors)
-        ):
+        values = [keyed.values() for keyed in keyed_tensors]
+        if values_are_unknown(*keyed_tensors, *values):
             return KeyedTensor.regroup(keyed_tensors, self._groups)
         seen = [(keyed.keys(), keyed.length_per_key(), keyed.key_dim()) for keyed in keyed_tensors]
         if seen != self._seen:
             self._runs, self._operator = runs_of_groups(keyed_tensors, self._groups), None
             self._seen = [(list(keys), list(lengths), dim) for keys, lengths, dim in seen]
-        values = [keyed.values() for keyed in keyed_tensors]
-        if values[0].is_cuda and sum(map(len, self._runs)) >= _OPERATOR_FROM:
+            self._by_kernel = sum(map(len, self._runs)) >= _OPERATOR_FROM
+        if values[0].is_cuda and self._by_kernel:
             return self._by_operator(values)
         return self._by_views(values)
 
