@@ -1,6 +1,7 @@
 // How long work beside answering pauses.
 #include "common/pace.h"
 #include "common/stand_aside.h"
+#include "csrc/pauses.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>

@@ -4,20 +4,27 @@
 //
 // `exchange_rows_of` does all patches of a commit in one call: a server's Python calls it while no
 // batch is computed, and each call of an operator gives the interpreter's lock away and waits for
-// it again.
+// it again. `touch_rows_aside` does what a server does beside answering, in pieces with pauses, in
+// one call for the same reason: a thread that stands back for others and takes that lock a hundred
+// times may be without a CPU while it has it, and then all others wait for it.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "pauses.h"
 #include "row_exchange.h"
 
 namespace tessera {
 namespace {
 
 using at::Tensor;
+
+// Rows or pages that are touched before a pause: they take some 100 to 500 microseconds.
+constexpr std::size_t kTouchedAtOnce = 1024;
 
 template <typename Row>
 void check_rows(const Row* rows, int64_t count, int64_t limit) {
@@ -66,13 +73,24 @@ class Rows {
     });
   }
 
-  void touch() const {
-    each([&](auto row_at) {
-      touch_rows_at(static_cast<std::size_t>(count_), static_cast<std::size_t>(width_), row_at);
-    });
+  void touch() const { touch(0, static_cast<std::size_t>(count_)); }
+
+  void touch(Pauses& pauses) const {
+    const auto count = static_cast<std::size_t>(count_);
+    for (std::size_t first = 0; first < count; first += kTouchedAtOnce) {
+      touch(first, std::min(kTouchedAtOnce, count - first));
+      pauses.rest();
+    }
   }
 
  private:
+  void touch(std::size_t first, std::size_t count) const {
+    each([&](auto row_at) {
+      touch_rows_at(count, static_cast<std::size_t>(width_),
+                    [&](std::size_t i) { return row_at(first + i); });
+    });
+  }
+
   // Calls `work` with where row i begins.
   template <typename Work>
   void each(Work work) const {
@@ -143,6 +161,30 @@ void touch_rows_of(at::TensorList storages, at::TensorList rows, at::TensorList 
   for (const Rows& one : checked(storages, rows, values, offsets, strides)) one.touch();
 }
 
+// Has each page of `values` written to and changes no byte: memory that another process has filled
+// has no pages in this one yet.
+void touch_pages(const Tensor& values, Pauses& pauses) {
+  auto* const begin = static_cast<std::byte*>(values.mutable_data_ptr());
+  const auto pages = (static_cast<std::size_t>(values.numel()) + kRowPage - 1) / kRowPage;
+  for (std::size_t first = 0; first < pages; first += kTouchedAtOnce) {
+    touch_rows_at(std::min(kTouchedAtOnce, pages - first), 1,
+                  [&](std::size_t i) { return begin + (first + i) * kRowPage; });
+    pauses.rest();
+  }
+}
+
+void touch_rows_aside(at::TensorList storages, at::TensorList rows, at::TensorList values,
+                      at::IntArrayRef offsets, at::IntArrayRef strides, double share,
+                      double seconds) {
+  TORCH_CHECK(share > 0 && share <= 1, "share: ", share, ", expected more than 0 and at most 1");
+  const std::vector<Rows> all = checked(storages, rows, values, offsets, strides);
+  Pauses pauses(share, seconds);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].touch(pauses);
+    touch_pages(values[i], pauses);
+  }
+}
+
 }  // namespace
 }  // namespace tessera
 
@@ -151,4 +193,5 @@ TORCH_LIBRARY_IMPL(tessera, CPU, m) {
   m.impl("exchange_rows_of", tessera::exchange_rows_of);
   m.impl("touch_rows", tessera::touch_rows);
   m.impl("touch_rows_of", tessera::touch_rows_of);
+  m.impl("touch_rows_aside", tessera::touch_rows_aside);
 }

@@ -59,6 +59,9 @@ TORCH_LIBRARY(tessera, m) {
       "touch_rows_of(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
       "int[] strides) -> ()");
   m.def(
+      "touch_rows_aside(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
+      "int[] strides, float share, float seconds) -> ()");
+  m.def(
       "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "
       "Tensor[] list_values, Tensor[] list_weights, Tensor[] list_starts, Tensor[] list_lengths, "
       "int first, int rows, bool weighted) -> (Tensor, Tensor, Tensor, Tensor)");

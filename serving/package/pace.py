@@ -48,13 +48,21 @@ class Pace:
 
     Args:
         for_s: seconds after which there are no more.
+
+    Attributes:
+        share: of one CPU, what the thread uses.
     """
 
     def __init__(self, for_s: float = math.inf) -> None:
-        self._share = aside_share(usable_cpus())
+        self.share = aside_share(usable_cpus())
         self._until = time.monotonic() + for_s
         self._last = time.monotonic()
         self._used = time.thread_time()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds after which there are no more pauses."""
+        return max(self._until - time.monotonic(), 0.0)
 
     def rest(self) -> None:
         """Sleep until the thread has used `aside_share` of the time since the last pause; to be called between pieces."""
@@ -62,7 +70,7 @@ class Pace:
         if now >= self._until:
             return
         used, passed = time.thread_time() - self._used, now - self._last
-        pause = pause_behind(used, passed, self._share)
+        pause = pause_behind(used, passed, self.share)
         # Time that has passed without a CPU does not count later.
         if not pause and passed < used + _MOST_S:
             return

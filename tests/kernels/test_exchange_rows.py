@@ -2,6 +2,9 @@
 
 import mmap
 import resource
+import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,6 +120,7 @@ def test_many_patches_are_exchanged_in_their_order_in_one_call():
     before, expected = copied(patches), copied(patches)
     reference.exchange_rows_of(*expected)
     torch.ops.tessera.touch_rows_of(*patches)
+    torch.ops.tessera.touch_rows_aside(*patches, 1.0, 60.0)
     for found, kept in zip(patches[0] + patches[2], before[0] + before[2], strict=True):
         assert torch.equal(found, kept)
     torch.ops.tessera.exchange_rows_of(*patches)
@@ -132,13 +136,63 @@ def test_one_patch_that_lies_outside_leaves_all_as_they_were(place):
     patches = several(torch.Generator().manual_seed(8))
     before = copied(patches)
     patches[1][place] = patches[1][place] + 1000
-    for operator in (torch.ops.tessera.exchange_rows_of, torch.ops.tessera.touch_rows_of):
+    aside = partial(torch.ops.tessera.touch_rows_aside, share=0.5, seconds=60.0)
+    for operator in (torch.ops.tessera.exchange_rows_of, torch.ops.tessera.touch_rows_of, aside):
         with pytest.raises(RuntimeError, match="expected more than"):
             operator(*patches)
         with pytest.raises(RuntimeError, match="3 storages, 2 rows"):
             operator(patches[0], patches[1][:2], *patches[2:])
     for found, kept in zip(patches[0] + patches[2], before[0] + before[2], strict=True):
         assert torch.equal(found, kept)
+
+
+def resident_bytes():
+    status = Path("/proc/self/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("RssAnon")]
+    return 1024 * int(line.split()[1])
+
+
+def test_pages_of_values_that_were_never_written_to_are_there_afterwards():
+    # Twenty pieces of pages, in a mapping of their own that has none yet.
+    count, page = 20 * 1024, 4096
+    memory = mmap.mmap(-1, count * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    values = torch.frombuffer(memory, dtype=torch.uint8).view(count, page)
+    before = resident_bytes()
+    torch.ops.tessera.touch_rows_aside(
+        [torch.zeros(page, dtype=torch.uint8)],
+        [torch.empty(0, dtype=torch.int64)],
+        [values[:0]],
+        *([0], [page], 1.0, 60.0),
+    )
+    assert resident_bytes() - before < count * page / 2
+    storage = torch.zeros(count * page, dtype=torch.uint8)
+    torch.ops.tessera.touch_rows_aside(
+        [storage], [torch.arange(count)], [values], [0], [page], 1.0, 60.0
+    )
+    assert resident_bytes() - before > count * page * 0.9
+    assert not values.any()
+    assert not storage.any()
+
+
+@pytest.mark.parametrize(("share", "seconds", "paused"), [(0.1, 60.0, True), (0.1, 0.0, False)])
+def test_touching_aside_pauses_until_its_time_is_over(share, seconds, paused):
+    storage = torch.zeros(400_000 * 64, dtype=torch.uint8)
+    values = torch.zeros(400_000, 64, dtype=torch.uint8)
+    arguments = ([storage], [torch.arange(400_000)], [values], [0], [64], share, seconds)
+    torch.ops.tessera.touch_rows_aside(*arguments[:-2], 1.0, 0.0)  # its pages are there
+    switches, used = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.thread_time()
+    torch.ops.tessera.touch_rows_aside(*arguments)
+    used = time.thread_time() - used
+    pauses = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - switches
+    # A pause is 50 ms at most, and follows some 5 ms of work at the latest.
+    assert pauses >= used / 0.005 / 2 if paused else pauses <= 2
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_a_share_of_no_cpu_or_more_than_one_is_refused(share):
+    patches = several(torch.Generator().manual_seed(9))
+    with pytest.raises(RuntimeError, match=r"share: .* expected more than 0 and at most 1"):
+        torch.ops.tessera.touch_rows_aside(*patches, share, 60.0)
 
 
 def test_rows_of_another_type_are_refused():

@@ -6,13 +6,11 @@
 #include <utility>
 
 #include "common/cpus.h"
+#include "csrc/pauses.h"
 
 namespace tessera {
 namespace {
 
-constexpr Duration kLeast = std::chrono::microseconds(100);
-// A piece that took longer than it should is not paid for by seconds of silence.
-constexpr Duration kMost = std::chrono::milliseconds(50);
 constexpr Duration kQuiet = std::chrono::seconds(1);
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
@@ -23,13 +21,6 @@ double aside_share(int cpus) {
   constexpr double kOfAll = 1.0 / 10;
   constexpr double kOfOne = 1.0 / 3;
   return std::min(kOfAll * cpus, kOfOne);
-}
-
-Duration pause_behind(Duration used, Duration passed, double share) {
-  const auto whole =
-      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(used) / share);
-  const Duration pause = std::min(whole - passed, kMost);
-  return pause < kLeast ? Duration::zero() : pause;
 }
 
 Pace::Pace(std::function<bool()> answering, clockid_t cpu)
@@ -60,7 +51,7 @@ void Pace::rest(const Pause& pause) {
   const Duration work = used() - used_;
   const Duration length = pause_behind(work, at - last_, share_);
   // Time that has passed without a CPU does not count later.
-  if (length == Duration::zero() && at - last_ < work + kMost) return;
+  if (length == Duration::zero() && at - last_ < work + kMostPause) return;
   if (length > Duration::zero() && anybody(at)) pause(length);
   last_ = now();
   used_ = used();

@@ -50,8 +50,4 @@ class Pace {
 // tenth of them all, and a third of one at most. With fewer than four the calls need what is more.
 double aside_share(int cpus);
 
-// How long the pause behind `used` of a CPU, within `passed` since the last pause, should be for
-// work that may use `share` of a CPU; zero where it would be too short to be worth a sleep.
-Duration pause_behind(Duration used, Duration passed, double share);
-
 }  // namespace tessera

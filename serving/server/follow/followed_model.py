@@ -27,11 +27,6 @@ from tessera.serving.server.batching.workers import is_out_of_memory
 
 _LARGEST_INT32 = torch.iinfo(torch.int32).max
 
-_TOUCHED_AT_ONCE = 1024
-"""Rows or pages that are touched before a pause: they take some 100 to 500 microseconds."""
-
-_PAGE_BYTES = 4096
-
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
@@ -66,20 +61,6 @@ class Exchange:
         """Whether the operators for the CPU do it."""
         return self.memory.device.type == "cpu"
 
-    def prepare(self, pace: Pace) -> None:
-        """Do beside serving what would make the first `run` take longer: faults of pages that nobody wrote to lately.
-
-        Args:
-            pace: that of the thread.
-        """
-        if not self.on_host:
-            return
-        width = self.values.shape[1]
-        _touch(self.memory, self.rows, width, self.offset, self.stride, pace=pace)
-        # Memory that another process has filled has no pages in this one yet.
-        pages = torch.arange(-(-self.values.nbytes // _PAGE_BYTES))
-        _touch(self.values.view(-1), pages, 1, 0, _PAGE_BYTES, pace=pace)
-
     def compact(self) -> Exchange:
         """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
         if (
@@ -94,16 +75,6 @@ class Exchange:
     def bytes(self) -> int:
         """What the rows and their numbers take."""
         return self.values.nbytes + self.rows.nbytes
-
-
-def _touch(
-    memory: Tensor, rows: Tensor, width: int, offset: int, stride: int, *, pace: Pace
-) -> None:
-    """``touch_rows``, some rows at a time."""
-    for begin in range(0, rows.numel(), _TOUCHED_AT_ONCE):
-        some = rows[begin : begin + _TOUCHED_AT_ONCE]
-        torch.ops.tessera.touch_rows(memory, some, width, offset, stride)
-        pace.rest()
 
 
 def exchange_by_index(
@@ -138,6 +109,18 @@ def exchange_all(exchanges: Sequence[Exchange]) -> None:
         raise
 
 
+def prepare(exchanges: Sequence[Exchange], pace: Pace) -> None:
+    """Do beside serving what would make the first exchange take longer: faults of pages that nobody wrote to lately.
+
+    Args:
+        exchanges: those of a commit.
+        pace: that of the thread.
+    """
+    host = [one for one in exchanges if one.on_host]
+    if host:
+        torch.ops.tessera.touch_rows_aside(*_arguments(host), pace.share, pace.left_s)
+
+
 def bring_near(exchanges: Sequence[Exchange]) -> None:
     """Have the rows that are exchanged next in the caches, beside those who read them."""
     host = [one for one in exchanges if one.on_host]
@@ -146,7 +129,7 @@ def bring_near(exchanges: Sequence[Exchange]) -> None:
 
 
 def _arguments(exchanges: Sequence[Exchange]) -> tuple[list[Any], ...]:
-    """The arguments of ``exchange_rows_of`` and ``touch_rows_of``."""
+    """The arguments of ``exchange_rows_of``, ``touch_rows_of`` and, its last ones apart, ``touch_rows_aside``."""
     return (
         [one.memory for one in exchanges],
         [one.rows for one in exchanges],
@@ -259,8 +242,7 @@ class FollowedModel:
                         stride=patch.stride,
                     )
                 )
-        for exchange in exchanges:
-            exchange.prepare(pace or Pace(0.0))
+        prepare(exchanges, pace or Pace(0.0))
         return StagedCommit(path=path, read=read, exchanges=exchanges, golden=golden)
 
     def _places(self, path: Path, record: str) -> list[Tensor]:

@@ -1,0 +1,70 @@
+// How long work beside answering pauses, so that it uses no more than a share of one CPU.
+#pragma once
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace tessera {
+
+inline constexpr std::chrono::nanoseconds kLeastPause = std::chrono::microseconds(100);
+// A piece that took longer than it should is not paid for by seconds of silence.
+inline constexpr std::chrono::nanoseconds kMostPause = std::chrono::milliseconds(50);
+
+// How long the pause behind `used` of a CPU, within `passed` since the last pause, should be for
+// work that may use `share` of a CPU; zero where it would be too short to be worth a sleep.
+inline std::chrono::nanoseconds pause_behind(std::chrono::nanoseconds used,
+                                             std::chrono::nanoseconds passed, double share) {
+  const auto whole = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(used) / share);
+  const std::chrono::nanoseconds pause = std::min(whole - passed, kMostPause);
+  return pause < kLeastPause ? std::chrono::nanoseconds::zero() : pause;
+}
+
+// The pauses of one call of an operator, on its thread. The Pace of tessera-server also looks
+// whether anybody is answered at all.
+class Pauses {
+ public:
+  // `share` of a CPU; behind `seconds` there are no more pauses.
+  Pauses(double share, double seconds)
+      : share_(share), until_(now() + std::chrono::duration<double>(seconds)) {
+    begin();
+  }
+
+  // To be called between pieces of some 100 microseconds.
+  void rest() {
+    const auto at = now();
+    if (at >= until_) return;
+    const std::chrono::nanoseconds used = cpu_time() - used_;
+    const std::chrono::nanoseconds pause = pause_behind(used, at - last_, share_);
+    // Time that has passed without a CPU does not count later.
+    if (pause == std::chrono::nanoseconds::zero() && at - last_ < used + kMostPause) return;
+    if (pause > std::chrono::nanoseconds::zero()) std::this_thread::sleep_for(pause);
+    begin();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static std::chrono::time_point<Clock, std::chrono::nanoseconds> now() { return Clock::now(); }
+
+  static std::chrono::nanoseconds cpu_time() {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  }
+
+  void begin() {
+    last_ = now();
+    used_ = cpu_time();
+  }
+
+  const double share_;
+  const std::chrono::time_point<Clock, std::chrono::duration<double>> until_;
+  std::chrono::time_point<Clock, std::chrono::nanoseconds> last_;
+  std::chrono::nanoseconds used_{};
+};
+
+}  // namespace tessera
