@@ -99,7 +99,10 @@ def test_first_values_are_within_each_tables_range():
     ("changes", "error"),
     [
         ({"optimizer_type": torch.optim.RMSprop}, "RMSprop has no fused form"),
-        ({"device": torch.device("meta")}, "device is meta"),
+        (
+            {"device": torch.device("meta"), "location": "DEVICE"},
+            "location is DEVICE and device is meta",
+        ),
         ({"location": "MANAGED"}, "location is MANAGED and device is cpu; give HOST"),
         ({"location": "ELSEWHERE"}, "location is ELSEWHERE"),
         ({"tables": [*tables(), *tables()]}, "two tables are called 'a'"),

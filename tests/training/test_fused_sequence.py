@@ -69,8 +69,10 @@ def test_three_steps_are_those_of_the_plain_collection(kind, more):
 
 
 def test_wrong_arguments_are_told():
-    with pytest.raises(ValueError, match="device is meta"):
-        FusedEmbeddingCollection(tables(), torch.optim.SGD, {"lr": 0.1}, torch.device("meta"))
+    with pytest.raises(ValueError, match="location is DEVICE and device is meta"):
+        FusedEmbeddingCollection(
+            tables(), torch.optim.SGD, {"lr": 0.1}, torch.device("meta"), location="DEVICE"
+        )
     fused = FusedEmbeddingCollection(tables(), torch.optim.SGD, {"lr": 0.1})
     with pytest.raises(KeyError):
         fused(KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1])))

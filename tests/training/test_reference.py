@@ -22,7 +22,6 @@ OTHER_PARAMETERS = {
     "distributed.dist_data.EmbeddingsAllToOneReduce": {"cat_dim"},
     "distributed.embedding_sharding.KJTSplitsAllToAllMeta": {"_input", "splits_cumsum"},
     "distributed.train_pipeline.KJTSplitsAllToAllMeta": {"_input"},
-    "distributed.embedding_types.ShardedEmbeddingTable": {"need_pos"},
 }
 OTHER_MEMBERS = {
     "distributed.embedding_sharding.KJTSplitsAllToAllMeta": {"splits_cumsum"},

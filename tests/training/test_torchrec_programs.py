@@ -103,6 +103,28 @@ def test_a_moved_program_trains_and_its_losses_are_recorded(tmp_path):
     assert (tmp_path / "checkout" / "examples" / "own" / "train.py").read_text() == SOURCE
 
 
+def test_every_plain_model_of_a_program_has_the_same_weights(tmp_path):
+    source = (
+        "import torch\nSTEPS = 1000\nfor place in range(3):\n"
+        "    torch.manual_seed(place)\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)\n"
+        "    for _ in range(2):\n"
+        "        optimizer.zero_grad()\n"
+        "        (model(torch.ones(1, 2)) ** 2).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    torch.optim.SGD(model.parameters(), lr=0.5)\n"  # A second one leaves them alone.
+        "    (model(torch.ones(1, 2)) ** 2).sum().backward()\n"
+    )
+    prepare(OWN, checkout(tmp_path / "checkout", source), tmp_path / "scratch", HOME)
+    outcome = run(OWN, tmp_path / "scratch", HOME, ranks=1, limit_s=300)
+    assert outcome.status == "runs", outcome.last_line
+    (losses,) = outcome.losses
+    first, second, third = losses[:3], losses[3:6], losses[6:]
+    assert first == second == third
+    assert len(set(first)) == 3
+
+
 def test_a_moved_program_may_not_import_torchrec_after_all(tmp_path):
     source = 'STEPS = 1000\nname = "torch" + "rec"\n__import__(name)\n'
     prepare(OWN, checkout(tmp_path / "checkout", source), tmp_path / "scratch", HOME)

@@ -33,8 +33,13 @@ from tessera.training.distributed.train_pipeline import (
     PrefetchTrainPipelineSparseDist,
     TrainPipelineBase,
     TrainPipelineSparseDist,
+    types,
 )
-from tessera.training.distributed.train_pipeline.tracing import pipelineable_modules, trace
+from tessera.training.distributed.train_pipeline.tracing import (
+    ArgInfoStepFactory,
+    pipelineable_modules,
+    trace,
+)
 from tessera.training.streamable import Pipelineable
 from tests.training.ranks import rank_device, run_on_ranks, uses_cuda
 
@@ -396,7 +401,21 @@ def test_arguments_are_taken_from_the_batch():
     batch = next(batches(0))
     assert ArgInfo(["ids", "user"], [False, True], None).take(batch) is batch.ids["user"]
     assert ArgInfo([], [], None).take(batch) is batch
-    assert ArgInfo([], [], "flag", constant=7, is_constant=True).take(batch) == 7
+    make = ArgInfoStepFactory
+    way = types.ArgInfo([make.get_item("user")]).add_step(make.get_attr("ids"))
+    assert way.process_steps(batch) is batch.ids["user"]
+    flags = types.ArgInfo([]).append_step(make.from_scalar(7))
+    call = types.CallArgs(
+        [way, types.ArgInfo([make.from_list((way, 1))])],
+        {"flag": flags, "all": types.ArgInfo([make.from_dict({"u": way, "n": 2})])},
+    )
+    args, kwargs = call.build_args_kwargs(batch)
+    user = batch.ids["user"]
+    assert args[0] is user
+    assert args[1] == (user, 1)
+    assert kwargs == {"flag": 7, "all": {"u": user, "n": 2}}
+    assert make.noop() == make.noop() != make.get_item(0) != make.get_item(1)
+    assert types.ArgInfo([]).process_steps(batch) is None
 
 
 class Recorder(nn.Module):

@@ -82,6 +82,39 @@ _DLRM = _words(
     "--limit_train_batches 20 --limit_val_batches 4 --limit_test_batches 4 --learning_rate 0.01"
     " --over_arch_layer_sizes 16,1 --dense_arch_layer_sizes 16,8 --embedding_dim 8"
 )
+_RAY_SMALL = (
+    ("train_torchrec.py", r"num_embeddings: int = 1024\*\*2", "num_embeddings: int = 1000"),
+    ("train_torchrec.py", r"int\(1e4\)", "20"),
+)
+_RAY_DRIVER = """
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import ray
+from torchx.runner import get_runner
+from torchx.specs import AppState
+
+if __name__ == "__main__":
+    os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
+    context = ray.init(num_cpus=2, include_dashboard=True, dashboard_port=0)
+    work = Path(tempfile.mkdtemp())  # torchx removes it
+    shutil.copy("examples/ray/train_torchrec.py", work)
+    with get_runner() as runner:
+        job = runner.run_component(
+            "dist.ddp",
+            ["-j", "1x{ranks}", "--script", "train_torchrec.py"],
+            "ray",
+            {{"dashboard_address": context.dashboard_url}},
+            workspace=work.as_uri(),
+        )
+        status = runner.wait(job, wait_interval=1)
+        print("\\n".join(runner.log_lines(job, "train_torchrec", 0)))
+    ray.shutdown()
+    sys.exit(None if status.state == AppState.SUCCEEDED else f"the job ended as {{status.state}}")
+"""
 _MANY_HOT = ",".join(["3"] * 26)
 _SIZES = ",".join(["100"] * 26)
 _MLPERF_DRIVER = """
@@ -107,6 +140,36 @@ if __name__ == "__main__":
     {end}
 """
 _MLPERF = "recommendation/dlrm_v2/pytorch/python"
+_MLPERF_MAIN_DRIVER = """
+import json
+import os
+import runpy
+import sys
+
+import numpy
+
+if __name__ == "__main__":
+    os.environ["WORLD_SIZE"] = "{ranks}"
+    sys.argv = ["quickgen.py", "--num-samples", "200", "--num-multihot-features",
+                ",".join(["3"] * 26)]
+    runpy.run_path("../tools/quickgen.py", run_name="__main__")
+    sys.argv = ["main.py", "--profile", "dlrm-debug-pytorch", "--model-path", "nowhere",
+                "--dataset-path", ".", "--scenario", "{scenario}", "--accuracy", "--threads", "1",
+                "--user_conf", "../user.conf", "--samples-per-query-offline", "200",
+                "--max-batchsize", "20", "--output", "output", "--duration", "1000",
+                "--samples-to-aggregate-fix", "2"]
+    runpy.run_path("main.py", run_name="__main__")
+    import torch
+
+    answers = json.load(open("mlperf_log_accuracy.json"))  # main.py goes to its output folder
+    scores = {{
+        answer["qsl_idx"]: numpy.frombuffer(bytes.fromhex(answer["data"]), numpy.float32)
+        for answer in answers
+    }}
+    assert len(scores) == 100, len(scores)
+    for place in sorted(scores):
+        torch.tensor(scores[place]).double().sum().requires_grad_().backward()
+"""
 
 PROGRAMS = (
     Program(
@@ -258,10 +321,18 @@ PROGRAMS = (
         folder="examples/ray",
         module="examples.ray.train_torchrec",
         ranks=(1, 2),
-        edits=(
-            ("train_torchrec.py", r"num_embeddings: int = 1024\*\*2", "num_embeddings: int = 1000"),
-            ("train_torchrec.py", r"int\(1e4\)", "20"),
-        ),
+        edits=_RAY_SMALL,
+    ),
+    *(
+        Program(
+            name=f"ray, a job of torchx with {ranks} ranks",
+            folder="examples/ray",
+            module="program_driver",
+            driver=_RAY_DRIVER.format(ranks=ranks),
+            edits=_RAY_SMALL,
+            needs=("ray", "torchx"),
+        )
+        for ranks in (1, 2)
     ),
     *(
         Program(
@@ -336,12 +407,23 @@ PROGRAMS = (
             ),
         )
     ),
-    Program(
-        name="torchrec_dlrm/tests",
-        folder="torchrec_dlrm",
-        module="torchrec_dlrm.tests.test_dlrm_main",
-        tests=True,
-        needs=("torchmetrics", "pyre_extensions", "iopath"),
+    *(
+        Program(
+            name=name,
+            folder="torchrec_dlrm",
+            module="torchrec_dlrm.tests.test_dlrm_main",
+            tests=True,
+            edits=edits,
+            needs=("torchmetrics", "pyre_extensions", "iopath"),
+        )
+        for name, edits in (
+            ("torchrec_dlrm/tests", ()),
+            # With the program's rate of 15 the test of DCN soon has infinite weights.
+            (
+                "torchrec_dlrm/tests, learning rate 0.01",
+                (("dlrm_main.py", r"default=15\.0", "default=0.01"),),
+            ),
+        )
     ),
     *(
         Program(
@@ -365,5 +447,25 @@ PROGRAMS = (
                 "backend.predict(None, None)",
             ),
         )
+    ),
+    *(
+        Program(
+            name=f"dlrm_v2 main.py --scenario {scenario}, {ranks} ranks",
+            folder=_MLPERF.removesuffix("/python"),
+            root=_MLPERF,
+            module="program_driver",
+            driver=_MLPERF_MAIN_DRIVER.format(scenario=scenario, ranks=ranks),
+            edits=(
+                # numpy 2.3 took the private name away.
+                (
+                    "python/multihot_criteo.py",
+                    r"_read_array_header\(\s*zf\.fp, version\)",
+                    "read_array_header_1_0(zf.fp)",
+                ),
+            ),
+            needs=("mlperf_loadgen", "sklearn"),
+        )
+        for scenario in ("Offline", "Server")
+        for ranks in (1, 2)
     ),
 )

@@ -4,7 +4,8 @@ The same program with two libraries gives the same losses only from the same wei
 library draws them in an order of its own. So in every process of the program:
 
 * weights are functions of their names and places, set once a model is distributed
-  (`DistributedModelParallel`, `DistributedDataParallel`) or given to an optimizer;
+  (`DistributedModelParallel`, `DistributedDataParallel`) or, where no model was, as each one gets
+  its first optimizer;
   the columns of the layer above DLRM's pairs are in each library's order of pairs
   (docs/torchrec.md);
 * the generators are seeded when torch is imported and again when the weights are set;
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 _STARTED_NS = time.time_ns()
-_state = {"set": False}
+_state = {"distributed": False}
 
 
 # The weights of a cross network of low rank have other names in TorchRec (docs/torchrec.md).
@@ -72,7 +73,7 @@ def _fill(name: str, tensor: Any, first: Sequence[int] = (0, 0)) -> None:
         tensor.detach().copy_(new.to(device=tensor.device, dtype=tensor.dtype))
 
 
-def _fill_module(module: Any) -> None:
+def _fill_module(module: Any, *, distributed: bool) -> None:
     """Sets the weights of a module, whole ones and shards."""
     names = {name for name, _ in module.named_parameters()}
     for name, value in module.state_dict().items():
@@ -86,7 +87,7 @@ def _fill_module(module: Any) -> None:
     for part in module.modules():
         if type(part).__name__ == "DLRM" and type(part).__module__.startswith("tessera."):
             _reorder_pairs(part)
-    _state["set"] = True
+    _state["distributed"] |= distributed
     _seed(1000 + _rank())
 
 
@@ -121,24 +122,32 @@ def _after_torch(torch: Any) -> None:
 
 
 def _after_optimizers(module: Any) -> None:
-    """Sets the weights of a model that nothing distributes when it gets its optimizer."""
+    """Sets the weights of each model that nothing distributes when it gets its first optimizer."""
     begin = module.Optimizer.__init__
 
     def begun(self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
         import torch  # noqa: PLC0415 - imported when the program has
 
         begin(self, params, *args, **kwargs)
-        if not _state["set"]:
-            weights = [weight for group in self.param_groups for weight in group["params"]]
-            for place, weight in enumerate(weights):
-                if type(weight) is torch.nn.Parameter and not weight.is_meta:
-                    _fill(str(place), weight)
+        if _state["distributed"]:
+            return
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        new = [
+            (place, weight)
+            for place, weight in enumerate(weights)
+            if type(weight) is torch.nn.Parameter and not weight.is_meta
+            if not hasattr(weight, "set_by_observer")
+        ]
+        for place, weight in new:
+            _fill(str(place), weight)
+            weight.set_by_observer = True  # type: ignore[attr-defined]
+        if new:
             _seed(1000 + _rank())
 
     module.Optimizer.__init__ = begun
 
 
-def _after_class(name: str, *, first: bool) -> Callable[[Any], None]:
+def _after_class(name: str, *, first: bool, distributed: bool = True) -> Callable[[Any], None]:
     """Returns what sets the weights of the modules that the class `name` is given or becomes."""
 
     def after(module: Any) -> None:
@@ -147,10 +156,10 @@ def _after_class(name: str, *, first: bool) -> Callable[[Any], None]:
 
         def begun(self: Any, *args: Any, **kwargs: Any) -> None:
             if first:
-                _fill_module(args[0] if args else kwargs["module"])
+                _fill_module(args[0] if args else kwargs["module"], distributed=distributed)
             begin(self, *args, **kwargs)
             if not first:
-                _fill_module(self)
+                _fill_module(self, distributed=distributed)
 
         cls.__init__ = begun
 
@@ -162,10 +171,10 @@ _AFTER = {
     "torch.optim.optimizer": _after_optimizers,
     "torch.nn.parallel.distributed": _after_class("DistributedDataParallel", first=True),
     "torchrec.modules.fused_embedding_modules": _after_class(
-        "FusedEmbeddingBagCollection", first=False
+        "FusedEmbeddingBagCollection", first=False, distributed=False
     ),
     "tessera.training.distributed.collections.fused": _after_class(
-        "FusedEmbeddingBagCollection", first=False
+        "FusedEmbeddingBagCollection", first=False, distributed=False
     ),
     "torchrec.distributed.model_parallel": _after_class("DistributedModelParallel", first=False),
     "tessera.training.distributed.model.model_parallel": _after_class(

@@ -34,6 +34,7 @@ class Setting:
         rounds: per way of cutting.
         steps: per round.
         batches: different batches, used in turn.
+        torchrec_kernel: of TorchRec's tables that the backward pass updates.
     """
 
     ranks: int
@@ -46,6 +47,7 @@ class Setting:
     rounds: int
     steps: int
     batches: int = 4
+    torchrec_kernel: str = "fused"
 
     def names(self) -> list[str]:
         """The features' names; table ``t_x`` serves feature ``x``."""
@@ -54,18 +56,24 @@ class Setting:
 
 @dataclass(frozen=True)
 class Library:
-    """A library's name, the package of its modules, and the tables' optimizer in its words."""
+    """A library's name, the package of its modules, and the tables' optimizer in its words.
+
+    Attributes:
+        kernel: of the tables that the backward pass updates.
+    """
 
     name: str
     root: str
     fused_params: dict[str, Any]
+    kernel: str = "fused"
 
     def get(self, module: str, name: str) -> Any:
         """What the library calls ``name`` in its module ``module``."""
         return getattr(importlib.import_module(f"{self.root}.{module}"), name)
 
 
-def libraries() -> list[Library]:
+def libraries(torchrec_kernel: str = "fused") -> list[Library]:
+    """Tessera, and TorchRec with the given kernel if it is installed."""
     fused = {"learning_rate": LEARNING_RATE, "eps": EPS}
     found = [
         Library("tessera", "tessera.training", {"optimizer": "exact_row_wise_adagrad", **fused})
@@ -73,7 +81,8 @@ def libraries() -> list[Library]:
     if importlib.util.find_spec("torchrec") is not None:
         configs = importlib.import_module("fbgemm_gpu.split_embedding_configs")
         optimizer = configs.EmbOptimType.EXACT_ROWWISE_ADAGRAD
-        found.append(Library("torchrec", "torchrec", {"optimizer": optimizer, **fused}))
+        theirs = {"optimizer": optimizer, **fused}
+        found.append(Library("torchrec", "torchrec", theirs, torchrec_kernel))
     return found
 
 
@@ -146,7 +155,7 @@ def plan_of(library: Library, module: nn.Module, sharder: Any, setting: Setting,
     )
     for placement in plan.values():
         # TorchRec's helpers choose dense tables on a CPU.
-        placement.compute_kernel = "dense" if kind == "data_parallel" else "fused"
+        placement.compute_kernel = "dense" if kind == "data_parallel" else library.kernel
     return plan
 
 

@@ -79,10 +79,6 @@ REASONS: list[tuple[str, str]] = [
     ),
     (r"distributed\.planner\..*", _PLANNER),
     (
-        r"distributed\.train_pipeline\.(tracing\.\w+Step(Factory)?|types\.(BaseArgInfoStep|CallArgs|ArgInfo))",
-        "`distributed.train_pipeline.ArgInfo` has other fields: `take` follows names and keys into a batch",
-    ),
-    (
         r"distributed\.train_pipeline\.backward_injection\.(OutputDistTensorFinder|will_hook_fire)",
         "a finder of one's own picks the tensor; a pipeline's exchange of vectors has none of its own",
     ),
@@ -116,8 +112,8 @@ REASONS: list[tuple[str, str]] = [
         _INSIDE,
     ),
     (
-        r"distributed\.(fused_embedding|fused_embeddingbag)\..*|modules\.fused_embedding_modules\..*",
-        "collections over ranks are fused when they are sharded; `optim.apply_optimizer_in_backward` says with which optimizer",
+        r"modules\.fused_embedding_modules\..*",
+        "a fused collection's optimizer is a `CombinedOptimizer`",
     ),
     (
         r"distributed\.model_parallel\.HybridEvalDMP",

@@ -10,6 +10,9 @@ On a machine without GPUs ranks are processes joined by gloo, with one thread ea
 ``--device cuda`` each has a GPU and NCCL joins them.  TorchRec is measured if it is installed;
 without it there are no ratios.
 
+With ``--torchrec-kernel fused_triton`` TorchRec's pooled tables have its kernels in Triton, which
+TorchRec 1.9 has in public and for GPUs alone; what it refuses is told in the place of a ratio.
+
     python -m tessera.training.bench.versus_torchrec [--ranks 2] [--device cpu|cuda] [--rounds 9]
 """
 
@@ -124,7 +127,7 @@ def measure(setting: Setting, kind: str, *, pooled: bool) -> dict[str, Any]:
     """Seconds a step by library; an error in place of a library that refuses this way."""
     steps: dict[str, Step] = {}
     errors: dict[str, str] = {}
-    for library in libraries():
+    for library in libraries(setting.torchrec_kernel):
         step, error = begun(library, setting, kind, pooled=pooled)
         if step is None:
             errors[library.name] = error or ""
@@ -176,10 +179,18 @@ def main() -> None:
     parser.add_argument(
         "--what", choices=("pooled", "unpooled", "both"), default="both", help="default both"
     )
+    parser.add_argument(
+        "--torchrec-kernel",
+        choices=("fused", "fused_triton"),
+        default="fused",
+        help="of TorchRec's tables; fused_triton takes TorchRec 1.9 and GPUs (default fused)",
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON here")
     args = parser.parse_args()
     fields = ("ranks", "device", "tables", "rows", "dim", "batch", "ids", "rounds", "steps")
-    setting = Setting(**{name: getattr(args, name) for name in fields})
+    setting = Setting(
+        torchrec_kernel=args.torchrec_kernel, **{name: getattr(args, name) for name in fields}
+    )
     pooled_or_not = {"pooled": [True], "unpooled": [False], "both": [True, False]}[args.what]
     cases = [(kind, pooled) for pooled in pooled_or_not for kind in args.kinds]
     peer = "torchrec" if importlib.util.find_spec("torchrec") else "torchrec (not installed)"

@@ -86,6 +86,7 @@ class BaseEmbeddingConfig:
         weight_init_min: lower bound; None: ``-sqrt(1 / rows)``.
         init_fn: fills a new table's weights ``[rows, dim]`` in place instead of the uniform
             values.
+        need_pos: taken for programs that hand it on, and not looked at, as in TorchRec.
         num_embeddings_post_pruning: rows that are left of a pruned table; None: none was taken away.
         input_dim: of a table whose ids are mapped to rows by a managed collision module.
         total_num_buckets: of a table behind a map of hashed ids; the map has its own number, and rows are
@@ -111,6 +112,7 @@ class BaseEmbeddingConfig:
     weight_init_max: float | None = None
     weight_init_min: float | None = None
     init_fn: Callable[[Tensor], Tensor | None] | None = None
+    need_pos: bool = False
     _: KW_ONLY
     num_embeddings_post_pruning: int | None = None
     input_dim: int | None = None

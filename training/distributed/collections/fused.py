@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from tessera.training.modules.embedding_configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
+    data_type_to_dtype,
 )
 from tessera.training.modules.tables import (
     DescribesPooled,
@@ -46,8 +47,7 @@ class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterfa
     """Looks up and pools as `EmbeddingBagCollection`, and updates its tables in the backward pass.
 
     Parameters and state dicts have the names of the plain collection, ``embedding_bags.NAME.weight``.
-    For tables on several ranks shard the plain collection, with an optimizer from
-    `tessera.training.optim.apply_optimizer_in_backward`; this one is not sharded.
+    `DistributedModelParallel` shards it over ranks.
 
     Args:
         tables: the tables; their order, and the order of ``feature_names`` within each, is the
@@ -56,7 +56,8 @@ class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterfa
             `tessera.training.optim.optimizers`.
         optimizer_kwargs: for its constructor.
         is_weighted: whether each id's vector is multiplied by the id's weight.
-        device: the CPU (None) or a CUDA device.
+        device: the CPU (None), a CUDA device, or ``torch.device("meta")``, which makes tables without
+            memory: they may be sharded, and not be looked up.
         location: FBGEMM's ``EmbeddingLocation`` of the rows; None: on ``device``.
 
     Raises:
@@ -77,15 +78,15 @@ class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterfa
         check_tables(tables)
         self.configs, self.weighted = list(tables), is_weighted
         self._device = torch.device("cpu") if device is None else torch.device(device)
-        if self._device.type == "meta":
-            raise ValueError(
-                "device is meta; fused tables have memory from the beginning, give cpu or cuda"
-            )
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, optimizer_kwargs
         fused = convert_optimizer_type_and_kwargs(optimizer_type, optimizer_kwargs)
         kernel = kernel_at(location, self._device)
         self._embedding_names = embedding_names(tables)
         self._length_per_key = self._lengths_per_embedding
+        self._kernels: list[BatchedFusedEmbeddingBag] = []
+        if self._device.type == "meta":
+            self.embedding_bags = tables_without_memory(tables)
+            return
         groups: dict[tuple[PoolingType, DataType], list[ShardedEmbeddingTable]] = {}
         for table, names in zip(tables, get_embedding_names_by_table(tables), strict=True):
             whole = whole_table(table, names, kernel, weighted=is_weighted)
@@ -136,7 +137,12 @@ class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterfa
         return self._optimizer_kwargs
 
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The optimizer that works in the backward pass; entries are ``embedding_bags.NAME.weight``."""
+        """The optimizer that works in the backward pass; entries are ``embedding_bags.NAME.weight``.
+
+        Raises:
+            ValueError: the tables have no memory.
+        """
+        refuse_without_memory(self._device)
         return self._optimizer
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -147,9 +153,10 @@ class FusedEmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterfa
         Raises:
             IndexError: an id is not a row of its table (on a CPU).
             KeyError: a feature is missing.
-            ValueError: the values are not int32 or int64, or the collection is weighted and the
-                features are not.
+            ValueError: the values are not int32 or int64, the collection is weighted and the
+                features are not, or the tables have no memory.
         """
+        refuse_without_memory(self._device)
         check_feature_names(features, self.configs)
         places = {name: place for place, name in enumerate(features.keys())}
         vectors: dict[str, Tensor] = {}
@@ -171,11 +178,50 @@ def kernel_at(location: Any, device: torch.device) -> EmbeddingComputeKernel:
     """The kernel that keeps rows at FBGEMM's ``EmbeddingLocation``."""
     if location is None:
         return EmbeddingComputeKernel.FUSED
+    if device.type == "meta":
+        raise ValueError(
+            f"location is {location} and device is meta; leave it out, as a plan says where rows are"
+        )
     name = getattr(location, "name", str(location))
     if name not in _PLACES or (name == "HOST") != (device.type == "cpu"):
         fits = "HOST" if device.type == "cpu" else "DEVICE, MANAGED or MANAGED_CACHING"
         raise ValueError(f"location is {name} and device is {device}; give {fits}, or None")
     return _PLACES[name]
+
+
+def tables_without_memory(
+    tables: Sequence[EmbeddingBagConfig] | Sequence[EmbeddingConfig],
+) -> nn.ModuleDict:
+    """The tables on the ``meta`` device, by name, each with a ``weight`` ``[rows, D]``."""
+    meta = torch.device("meta")
+    return nn.ModuleDict(
+        {
+            table.name: nn.ParameterDict(
+                {
+                    "weight": torch.empty(
+                        table.num_embeddings,
+                        table.embedding_dim,
+                        dtype=data_type_to_dtype(table.data_type),
+                        device=meta,
+                    )
+                }
+            )
+            for table in tables
+        }
+    )
+
+
+def refuse_without_memory(device: torch.device) -> None:
+    """Tell a lookup that its tables have no memory.
+
+    Raises:
+        ValueError: ``device`` is ``meta``.
+    """
+    if device.type == "meta":
+        raise ValueError(
+            "the tables are on the meta device, without memory; shard the collection, or make it on "
+            "cpu or cuda"
+        )
 
 
 def whole_table(

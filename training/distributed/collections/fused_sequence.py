@@ -11,6 +11,8 @@ from torch import nn
 from tessera.training.distributed.collections.fused import (
     FusedEmbeddingBagCollection,
     kernel_at,
+    refuse_without_memory,
+    tables_without_memory,
     whole_table,
 )
 from tessera.training.distributed.tables.batched_kernels import BatchedFusedEmbedding
@@ -39,14 +41,15 @@ class FusedEmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
     """Looks up as `EmbeddingCollection`, and updates its tables in the backward pass.
 
     Parameters and state dicts have the names of the plain collection, ``embeddings.NAME.weight``.
-    For tables on several ranks shard the plain collection; this one is not sharded.
+    `DistributedModelParallel` shards it over ranks.
 
     Args:
         tables: the tables, all with the same number of columns.
         optimizer_type: an optimizer that has a fused form, of torch's or of
             `tessera.training.optim.optimizers`.
         optimizer_kwargs: for its constructor.
-        device: the CPU (None) or a CUDA device.
+        device: the CPU (None), a CUDA device, or ``torch.device("meta")``, which makes tables without
+            memory: they may be sharded, and not be looked up.
         need_indices: whether the output carries the ids, as weights.
         location: FBGEMM's ``EmbeddingLocation`` of the rows; None: on ``device``.
 
@@ -68,15 +71,15 @@ class FusedEmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
         check_tables(tables)
         common_dim(tables)  # which refuses different ones
         self._device = torch.device("cpu") if device is None else torch.device(device)
-        if self._device.type == "meta":
-            raise ValueError(
-                "device is meta; fused tables have memory from the beginning, give cpu or cuda"
-            )
         self.configs, self._need_indices = list(tables), need_indices
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, optimizer_kwargs
         fused = convert_optimizer_type_and_kwargs(optimizer_type, optimizer_kwargs)
         kernel = kernel_at(location, self._device)
+        self._kernels: list[BatchedFusedEmbedding] = []
+        if self._device.type == "meta":
+            self.embeddings = tables_without_memory(tables)
+            return
         groups: dict[DataType, list[ShardedEmbeddingTable]] = {}
         for table, names in zip(tables, self._embedding_names_by_table, strict=True):
             whole = whole_table(table, names, kernel, weighted=False)
@@ -127,7 +130,12 @@ class FusedEmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
         return self._optimizer_kwargs
 
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The optimizer that works in the backward pass; entries are ``embeddings.NAME.weight``."""
+        """The optimizer that works in the backward pass; entries are ``embeddings.NAME.weight``.
+
+        Raises:
+            ValueError: the tables have no memory.
+        """
+        refuse_without_memory(self._device)
         return self._optimizer
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -139,8 +147,9 @@ class FusedEmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
         Raises:
             IndexError: an id is not a row of its table (on a CPU).
             KeyError: a feature is missing.
-            ValueError: the values are not int32 or int64.
+            ValueError: the values are not int32 or int64, or the tables have no memory.
         """
+        refuse_without_memory(self._device)
         check_feature_names(features, self.configs)
         places = {name: place for place, name in enumerate(features.keys())}
         looked_up: dict[str, JaggedTensor] = {}

@@ -32,6 +32,8 @@ _DEFAULT_SHARDERS = {
     "EmbeddingBagCollectionSharder": "collections.pooled",
     "EmbeddingCollectionSharder": "collections.unpooled",
     "FeatureProcessedEmbeddingBagCollectionSharder": "collections.feature_processed",
+    "FusedEmbeddingBagCollectionSharder": "collections.fused_sharded",
+    "FusedEmbeddingCollectionSharder": "collections.fused_sharded",
     "ITEPEmbeddingBagCollectionSharder": "collections.itep",
     "ITEPEmbeddingCollectionSharder": "collections.itep",
     "ManagedCollisionEmbeddingBagCollectionSharder": "collections.mc_tables",

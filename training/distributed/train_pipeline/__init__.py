@@ -43,7 +43,7 @@ from tessera.training.distributed.train_pipeline.staged import (
     PipelineStage as PipelineStage, StagedTrainPipeline as StagedTrainPipeline,
     StageOut as StageOut,
 )
-from tessera.training.distributed.train_pipeline.arguments import ArgInfo as ArgInfo
+from tessera.training.distributed.train_pipeline.batch_parts import ArgInfo as ArgInfo
 from tessera.training.distributed.train_pipeline.tracing import Tracer as Tracer
 from tessera.training.distributed.travel.features_awaitable import (
     FusedKJTListSplitsAwaitable as FusedKJTListSplitsAwaitable,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tessera.training.distributed.comm.awaitable import Awaitable
     from tessera.training.distributed.plan.sharded_module import ShardedModule
-    from tessera.training.distributed.train_pipeline.arguments import ArgInfo
+    from tessera.training.distributed.train_pipeline.arguments import CallArgs
     from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
@@ -44,7 +44,7 @@ class BaseForward(ABC, Generic[TContext]):
     def __init__(
         self,
         name: str,
-        args: list[ArgInfo],
+        args: CallArgs,
         module: ShardedModule[Any, Any, Any, Any],
         context: TContext,
         stream: torch.cuda.Stream | None,
@@ -67,8 +67,7 @@ class BaseForward(ABC, Generic[TContext]):
         """Begin sending the module's part of ``batch``, whose context is ``context``."""
         ctx = self.module.create_context()
         context.module_contexts[self.name] = ctx
-        positional = [info.take(batch) for info in self.args if info.name is None]
-        by_name = {info.name: info.take(batch) for info in self.args if info.name is not None}
+        positional, by_name = self.args.build_args_kwargs(batch)
         return self.module.input_dist(ctx, *positional, **by_name)
 
     def arrived(self, context: TContext, stream: torch.cuda.Stream | None) -> tuple[Any, Any]:
@@ -116,7 +115,7 @@ class PrefetchPipelinedForward(BaseForward[PrefetchTrainPipelineContext]):
     def __init__(
         self,
         name: str,
-        args: list[ArgInfo],
+        args: CallArgs,
         module: ShardedModule[Any, Any, Any, Any],
         context: PrefetchTrainPipelineContext,
         prefetch_stream: torch.cuda.Stream | None,

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from tessera.training.distributed.train_pipeline.arguments import BaseArgInfoStep, CallArgs
 from tessera.training.distributed.train_pipeline.streams import hand_over_all
 
 if TYPE_CHECKING:
     import torch
 
-    from tessera.training.distributed.train_pipeline.arguments import ArgInfo
     from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
 
 
@@ -34,7 +35,7 @@ class PipelinedPostproc:
         args: what it is called with.
     """
 
-    def __init__(self, postproc_module: nn.Module, fqn: str, args: list[ArgInfo]) -> None:
+    def __init__(self, postproc_module: nn.Module, fqn: str, args: CallArgs) -> None:
         self._postproc_module = postproc_module
         self._fqn = fqn
         self._args = args
@@ -53,7 +54,7 @@ class PipelinedPostproc:
         return self._fqn
 
     @property
-    def args(self) -> list[ArgInfo]:
+    def args(self) -> CallArgs:
         """Return what the module is called with."""
         return self._args
 
@@ -86,8 +87,7 @@ class PipelinedPostproc:
         assert self._context is not None
         results = self._context.postproc_fwd_results
         if self._fqn not in results:
-            positional = [info.take(batch) for info in self._args if info.name is None]
-            by_name = {info.name: info.take(batch) for info in self._args if info.name is not None}
+            positional, by_name = self._args.build_args_kwargs(batch)
             results[self._fqn] = self._forward(*positional, **by_name)
         return results[self._fqn]
 
@@ -98,6 +98,21 @@ class PipelinedPostproc:
             return self._forward(*args, **kwargs)
         hand_over_all(self._dist_stream, kept[self._fqn])
         return kept[self._fqn]
+
+
+@dataclass
+class PostprocArgInfoStep(BaseArgInfoStep):
+    """Runs a module that may run ahead on the batch.
+
+    Attributes:
+        postproc_module: the module; its own arguments are taken from the batch.
+    """
+
+    postproc_module: PipelinedPostproc
+
+    def process(self, arg: Any) -> Any:
+        """Return the module's result for the batch ``arg``."""
+        return self.postproc_module.take(arg)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tessera.errors import UserError
 from tessera.training.distributed.plan.sharded_module import ShardedModule, outermost
-from tessera.training.distributed.train_pipeline.arguments import ArgInfo
-from tessera.training.distributed.train_pipeline.postproc import PipelinedPostproc
+from tessera.training.distributed.train_pipeline.arguments import (
+    ArgInfo,
+    BaseArgInfoStep,
+    CallArgs,
+    DictArgInfoStep,
+    GetAttrArgInfoStep,
+    GetItemArgInfoStep,
+    ListArgInfoStep,
+    NoopArgInfoStep,
+    ScalarArgInfoStep,
+)
+from tessera.training.distributed.train_pipeline.postproc import (
+    PipelinedPostproc,
+    PostprocArgInfoStep,
+)
 from tessera.training.sparse.wrapped_steps import wrapped_functions_take_sparse_types
 
 
@@ -90,8 +103,47 @@ class RunAhead:
         postprocs: the modules that run on the batch before that.
     """
 
-    modules: list[tuple[str, ShardedModule[Any, Any, Any, Any], list[ArgInfo]]]
+    modules: list[tuple[str, ShardedModule[Any, Any, Any, Any], CallArgs]]
     postprocs: list[PipelinedPostproc]
+
+
+class ArgInfoStepFactory:
+    """Makes steps, for programs that import one name."""
+
+    @classmethod
+    def noop(cls) -> NoopArgInfoStep:
+        """Return a step that gives what it is given."""
+        return NoopArgInfoStep()
+
+    @classmethod
+    def get_attr(cls, name: str) -> GetAttrArgInfoStep:
+        """Return a step that takes an attribute."""
+        return GetAttrArgInfoStep(name)
+
+    @classmethod
+    def get_item(cls, index: Any) -> GetItemArgInfoStep:
+        """Return a step that takes an item."""
+        return GetItemArgInfoStep(index)
+
+    @classmethod
+    def postproc(cls, pipelined_postproc_module: PipelinedPostproc) -> PostprocArgInfoStep:
+        """Return a step that runs a module ahead."""
+        return PostprocArgInfoStep(pipelined_postproc_module)
+
+    @classmethod
+    def from_scalar(cls, value: object) -> ScalarArgInfoStep:
+        """Return a step that gives a value of the model."""
+        return ScalarArgInfoStep(value)
+
+    @classmethod
+    def from_list(cls, value: list[Any] | tuple[Any, ...]) -> ListArgInfoStep:
+        """Return a step that makes a list or a tuple."""
+        return ListArgInfoStep(value)
+
+    @classmethod
+    def from_dict(cls, value: dict[Any, Any]) -> DictArgInfoStep:
+        """Return a step that makes a dictionary."""
+        return DictArgInfoStep(value)
 
 
 class _Arguments:
@@ -107,51 +159,45 @@ class _Arguments:
         """Whether the module of ``node`` is called nowhere else."""
         return self._calls[str(node.target)] == 1
 
-    def of(self, node: fx.Node) -> list[ArgInfo] | None:
+    def of(self, node: fx.Node) -> CallArgs | None:
         """The arguments that a module is called with; None if one of them is computed."""
-        found = [self._info(argument, None) for argument in node.args]
-        found += [self._info(argument, name) for name, argument in node.kwargs.items()]
-        infos = [info for info in found if info is not None]
-        return infos if len(infos) == len(found) else None
+        positional = [self._info(argument) for argument in node.args]
+        by_name = {name: self._info(argument) for name, argument in node.kwargs.items()}
+        args = [info for info in positional if info is not None]
+        kwargs = {name: info for name, info in by_name.items() if info is not None}
+        if len(args) < len(positional) or len(kwargs) < len(by_name):
+            return None
+        return CallArgs(args, kwargs)
 
-    def _info(self, argument: Any, name: str | None) -> ArgInfo | None:
+    def _info(self, argument: Any) -> ArgInfo | None:
         """How to take ``argument`` from the batch; None if it is computed."""
-        attributes: list[Any] = []
-        is_getitems: list[bool] = []
+        info = ArgInfo([])
         while isinstance(argument, fx.Node) and argument.op == "call_function":
             accessor = getattr(argument.target, "__name__", "")
-            if accessor not in {"getattr", "getitem"} or isinstance(argument.args[1], fx.Node):
+            key = argument.args[1] if len(argument.args) > 1 else None
+            if accessor not in {"getattr", "getitem"} or isinstance(key, fx.Node):
                 return None
-            attributes.insert(0, argument.args[1])
-            is_getitems.insert(0, accessor == "getitem")
+            is_item = accessor == "getitem"
+            info.add_step(GetItemArgInfoStep(key) if is_item else GetAttrArgInfoStep(str(key)))
             argument = argument.args[0]
+        start = self._start(argument)
+        return None if start is None else info.add_step(start)
+
+    def _start(self, argument: Any) -> BaseArgInfoStep | None:
+        """The first step, from the batch; None if it is computed."""
         if isinstance(argument, fx.Node):
             if argument.op == "placeholder":
-                return ArgInfo(attributes, is_getitems, name)
+                return NoopArgInfoStep()
             postproc = self._postproc(argument) if argument.op == "call_module" else None
-            if postproc is None:
-                return None
-            return ArgInfo(attributes, is_getitems, name, source=postproc.take)
-        if isinstance(argument, (list, tuple, dict)):
-            return self._collection(argument, name)
-        return ArgInfo([], [], name, constant=argument, is_constant=True)
-
-    def _collection(
-        self, argument: list[Any] | tuple[Any, ...] | dict[Any, Any], name: str | None
-    ) -> ArgInfo | None:
-        """A list, tuple or dictionary, whose elements are each taken from the batch."""
-        by_key = argument.items() if isinstance(argument, dict) else enumerate(argument)
-        parts = {key: self._info(part, None) for key, part in by_key}
-        known = {key: info for key, info in parts.items() if info is not None}
-        if len(known) < len(parts):
-            return None
-        made = next(kind for kind in (dict, list, tuple) if isinstance(argument, kind))
-
-        def take(batch: Any) -> Any:
-            taken = {key: info.take(batch) for key, info in known.items()}
-            return taken if made is dict else made(taken.values())
-
-        return ArgInfo([], [], name, source=take)
+            return None if postproc is None else PostprocArgInfoStep(postproc)
+        if isinstance(argument, dict):
+            entries = {key: self._info(part) for key, part in argument.items()}
+            return None if None in entries.values() else DictArgInfoStep(entries)
+        if isinstance(argument, (list, tuple)):
+            parts = [self._info(part) for part in argument]
+            made = tuple(parts) if isinstance(argument, tuple) else parts
+            return None if None in parts else ListArgInfoStep(made)
+        return ScalarArgInfoStep(argument)
 
     def _postproc(self, node: fx.Node) -> PipelinedPostproc | None:
         """The module of ``node``, if it may run before the forward pass."""
@@ -167,7 +213,7 @@ class _Arguments:
         ):
             return None
         args = self.of(node)
-        if not args:
+        if args is None or not (args.args or args.kwargs):
             return None
         self.postprocs[path] = PipelinedPostproc(module, path, args)
         return self.postprocs[path]

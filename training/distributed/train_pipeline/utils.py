@@ -19,5 +19,5 @@ from tessera.training.distributed.train_pipeline.staged import (
     PipelineStage as PipelineStage, StageOut as StageOut,
 )
 from tessera.training.distributed.train_pipeline.streams import get_h2d_func as get_h2d_func
-from tessera.training.distributed.train_pipeline.arguments import ArgInfo as ArgInfo
+from tessera.training.distributed.train_pipeline.batch_parts import ArgInfo as ArgInfo
 from tessera.training.distributed.train_pipeline.tracing import Tracer as Tracer

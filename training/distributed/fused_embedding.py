@@ -1,0 +1,9 @@
+"""The names of ``torchrec.distributed.fused_embedding``."""
+
+# isort: skip_file
+# fmt: off
+# ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
+from tessera.training.distributed.collections.fused_sharded import (
+    FusedEmbeddingCollectionSharder as FusedEmbeddingCollectionSharder,
+    ShardedFusedEmbeddingCollection as ShardedFusedEmbeddingCollection,
+)
