@@ -64,12 +64,10 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``exchange_rows_of(storages, rows, values, offsets, strides)``
     `exchange_rows` of one after the other in one call, which changes nothing where any of them would be refused.
     No graph of a package may call it.  CPU only.
-``touch_rows(storage [bytes], rows [n], width, offset, stride)``
-    Changes no byte, but has the pages of those rows written to and the rows in the caches, so that `exchange_rows` takes
-    less time after it; others may read the storage meanwhile.  No graph of a package may call it.  CPU only.
 ``touch_rows_of(storages, rows, values, offsets, strides)``
-    `touch_rows` of what `exchange_rows_of` with the same arguments will exchange.  No graph of a package may call
-    it.  CPU only.
+    Changes no byte, but has the pages of the rows that `exchange_rows_of` with the same arguments will exchange written to and
+    the rows in the caches, so that it takes less time; others may read the storages meanwhile.  No graph of a package
+    may call it.  CPU only.
 ``touch_rows_aside(storages, rows, values, offsets, strides, share, seconds)``
     `touch_rows_of`, and the pages of ``values`` as well, with pauses so that the calling thread uses ``share`` of one CPU
     at most; there are no pauses after ``seconds``.  No graph of a package may call it.  CPU only.

@@ -127,11 +127,6 @@ void exchange_rows(const Tensor& storage, const Tensor& rows, const Tensor& valu
       .exchange(static_cast<std::byte*>(values.mutable_data_ptr()));
 }
 
-void touch_rows(const Tensor& storage, const Tensor& rows, int64_t width, int64_t offset,
-                int64_t stride) {
-  Rows(storage, rows, width, offset, stride).touch();
-}
-
 // Of each patch its rows, all checked before any byte changes.
 std::vector<Rows> checked(at::TensorList storages, at::TensorList rows, at::TensorList values,
                           at::IntArrayRef offsets, at::IntArrayRef strides) {
@@ -191,7 +186,6 @@ void touch_rows_aside(at::TensorList storages, at::TensorList rows, at::TensorLi
 TORCH_LIBRARY_IMPL(tessera, CPU, m) {
   m.impl("exchange_rows", tessera::exchange_rows);
   m.impl("exchange_rows_of", tessera::exchange_rows_of);
-  m.impl("touch_rows", tessera::touch_rows);
   m.impl("touch_rows_of", tessera::touch_rows_of);
   m.impl("touch_rows_aside", tessera::touch_rows_aside);
 }

@@ -54,7 +54,6 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "exchange_rows_of(Tensor(a!)[] storages, Tensor[] rows, Tensor(b!)[] values, int[] offsets, "
       "int[] strides) -> ()");
-  m.def("touch_rows(Tensor storage, Tensor rows, int width, int offset, int stride) -> ()");
   m.def(
       "touch_rows_of(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
       "int[] strides) -> ()");

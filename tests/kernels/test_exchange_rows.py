@@ -50,22 +50,22 @@ def test_it_exchanges_the_rows_and_nothing_else(rows, width, stride, offset, cou
 @pytest.mark.parametrize(("rows", "width", "stride", "offset", "count"), SHAPES)
 def test_touching_rows_changes_nothing(rows, width, stride, offset, count):
     generator = torch.Generator().manual_seed(rows)
-    storage, chosen, _ = drawn(
+    storage, chosen, values = drawn(
         generator, rows=rows, width=width, stride=stride, offset=offset, count=count, spare=11
     )
     before = storage.clone()
-    torch.ops.tessera.touch_rows(storage, chosen, width, offset, stride)
+    torch.ops.tessera.touch_rows_of([storage], [chosen], [values], [offset], [stride])
     assert torch.equal(storage, before)
 
 
 def test_touching_rows_writes_to_their_pages():
     page = mmap.PAGESIZE
-    rows = torch.tensor([0, 3, 7])
+    rows, values = torch.tensor([0, 3, 7]), torch.zeros(3, 100, dtype=torch.uint8)
     with mmap.mmap(-1, 8 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         storage = torch.frombuffer(memory, dtype=torch.uint8)
         assert not storage.any()  # now all pages are the system's one page of zeros
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ops.tessera.touch_rows(storage, rows, 100, 0, page)
+        torch.ops.tessera.touch_rows_of([storage], [rows], [values], [0], [page])
         assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt >= before + len(rows)
         del storage
 
@@ -88,7 +88,9 @@ def test_it_refuses_what_lies_outside(rows, offset, stride, said):
     with pytest.raises(RuntimeError, match=said):
         torch.ops.tessera.exchange_rows(storage, torch.tensor(rows), values, offset, stride)
     with pytest.raises(RuntimeError, match=said):
-        torch.ops.tessera.touch_rows(storage, torch.tensor(rows), 4, offset, stride)
+        torch.ops.tessera.touch_rows_of(
+            [storage], [torch.tensor(rows)], [values], [offset], [stride]
+        )
     assert torch.equal(storage, before)
 
 

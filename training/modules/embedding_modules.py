@@ -20,18 +20,16 @@ from tessera.training.modules.tables import (
     DescribesUnpooled,
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
-    check_feature_names,
-    check_features,
     check_ids,
     check_tables,
     common_dim,
     embedding_names,
     flat_names,
     get_embedding_names_by_table,
+    looked_up,
     trained_dtype,
 )
 from tessera.training.sparse import selection
-from tessera.training.sparse.checks import values_are_unknown
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tessera.training.sparse.script_types import is_scripting
 
@@ -121,15 +119,8 @@ class EmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterface):
 
     @torch.jit.unused
     def _named(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """The lookup; where torch refuses an id on the CPU, the ids are looked at again to name it."""
-        check_feature_names(features, self.configs)
-        if values_are_unknown(features, features.values()):
-            return self._look_up(features)
-        try:
-            return self._look_up(features)
-        except (IndexError, RuntimeError):
-            check_features(features, self.configs)
-            raise
+        """See `looked_up`."""
+        return looked_up(self._look_up, features, self.configs)
 
     def _look_up(self, features: KeyedJaggedTensor) -> KeyedTensor:
         bags = selection.bags_of(features, self._all_features, self._by_place)
@@ -207,15 +198,8 @@ class EmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
 
     @torch.jit.unused
     def _named(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """As of `EmbeddingBagCollection`."""
-        check_feature_names(features, self.configs)
-        if values_are_unknown(features, features.values()):
-            return self._look_up(features)
-        try:
-            return self._look_up(features)
-        except (IndexError, RuntimeError):
-            check_features(features, self.configs)
-            raise
+        """See `looked_up`."""
+        return looked_up(self._look_up, features, self.configs)
 
     def _look_up(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         bags = selection.bags_of(features, self._all_features, self._by_place)

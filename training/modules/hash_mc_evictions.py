@@ -208,7 +208,7 @@ class HashZchEvictionModule(nn.Module):
         return found
 
     def order_of(self, ids: dict[str, Tensor]) -> list[str]:
-        """The features in the order in which `of_features` gives their ids; some may be none of ``ids``.
+        """The features in the order in which `of_features` gives their ids; some may not be in ``ids``.
 
         Raises:
             UserError: features have times to live of their own, and one of these has none.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from tessera.training.modules.embedding_configs import (
 )
 from tessera.training.sparse.checks import check_id_dtype, values_are_unknown
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+Out = TypeVar("Out")
 
 
 class EmbeddingBagCollectionInterface(ABC, nn.Module):
@@ -266,6 +268,28 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
         for key in table.feature_names:
             place = places[key]
             check_ids(key, table, values[bounds[place] : bounds[place + 1]])
+
+
+def looked_up(
+    look_up: Callable[[KeyedJaggedTensor], Out],
+    features: KeyedJaggedTensor,
+    tables: Sequence[BaseEmbeddingConfig],
+) -> Out:
+    """What ``look_up`` gives; where torch refuses an id on the CPU, the ids are looked at again to name it.
+
+    Raises:
+        IndexError: an id is not a row of its table.
+        KeyError: a feature is missing.
+        ValueError: the values are not int32 or int64.
+    """
+    check_feature_names(features, tables)
+    if values_are_unknown(features, features.values()):
+        return look_up(features)
+    try:
+        return look_up(features)
+    except (IndexError, RuntimeError):
+        check_features(features, tables)
+        raise
 
 
 def check_feature_names(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingConfig]) -> None:
