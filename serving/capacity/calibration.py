@@ -68,6 +68,15 @@ class Run:
     latency_us: tuple[float, ...]
     pass_us: tuple[float, ...]
 
+    def latency_s(self, level: float) -> float:
+        """The quantile ``level`` of the latencies.
+
+        Between those of the file the distribution is taken for exponential, as that of the highest ones is: a
+        straight line over ``-log(1 - level)``.
+        """
+        levels = (np.arange(len(self.latency_us)) + 0.5) / len(self.latency_us)
+        return float(np.interp(-np.log1p(-level), -np.log1p(-levels), self.latency_us)) / 1e6
+
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:

@@ -8,6 +8,8 @@ rate to the highest, and what was measured beyond it is put where it comes from:
   threads find then.  It is more the longer CPUs have slept, and higher loads wake fewer threads on CPUs that sleep, so
   that a call needs less CPU time the more calls there are.  A simulation that counts on the time of a calm server fills
   its CPUs too early, and its latencies grow without bound where those of the server do not yet.
+- Still more CPU time of the server, where waking costs as much as at the lowest rate: passes are slower where both CPUs
+  are busy, which share caches, and of which two may be one core's.
 - A larger median of the lowest rate: answers take so much longer, for which nobody uses a CPU.
 - A larger 99th percentile: now and then a thread begins later than it is due.  Pauses are exponentially distributed.  A
   request that comes within one waits for what is left of it, which then has the same distribution; so in the run of the
@@ -36,8 +38,9 @@ from tessera.serving.capacity.simulate import Outcome, simulate
 _TAIL = 0.97
 """Where latencies begin to be those of pauses, if there are some."""
 
-_KEEPS_UP = 0.95
-"""A run that answered less than this share of its calls in its time tells of a growing queue and not of a load."""
+_KEEPS_UP, _FULL = 0.95, 0.98
+"""A run that answered less than the first share of its calls in its time, or used more than the second of the CPUs,
+tells of a growing queue and not of a load."""
 
 _SHARES = (1e-5, 0.3)
 """The share of wakes that are late: of a hundred thousand one at least, and hardly a third."""
@@ -65,17 +68,18 @@ def fitted_costs(calibration: Calibration, samples: int, *, requests: int = 30_0
     fit = _Fit(calibration, requests)
     calm, *busier = calibration.rated
     fit.take(calm)
-    fit.fit_waking()
+    fit.fit_cpu_times()
     fit.fit_median()
     fit.fit_pauses()
-    fit.fit_waking()
+    fit.fit_cpu_times()
     fit.fit_median()
     for run in busier:
-        if _rate(run) >= _KEEPS_UP * run.rate:
+        keeps_up = _rate(run) >= _KEEPS_UP * run.rate
+        if keeps_up and run.cores_used <= _FULL * calibration.cpus:
             fit.take(run)
-            fit.fit_waking()
+            fit.fit_cpu_times()
             fit.fit_pauses()
-            fit.fit_waking()
+            fit.fit_cpu_times()
     return fit.of(calibration.costs(samples))
 
 
@@ -107,25 +111,35 @@ class _Fit:
         load = self._raw.load_on(self._host(run), _rate(run), run.samples)
         self._run, self._now = run, replace(self._now, load=load)
 
-    def fit_waking(self) -> None:
-        """Let the CPU times of server and client agree, as far as waking has a part in them."""
+    def fit_cpu_times(self) -> None:
+        """Let the CPU times of server and client agree: by what waking costs, and above the lowest rate by slower passes.
+
+        Waking costs at most what it does at the lowest rate, where CPUs have slept longest.
+        """
+        most = self._before[0] if self._before else None
         for _ in range(2):
-            found, count = self._simulated(), self._requests
+            found, count, now = self._simulated(), self._requests, self._now
             wakes, client_wakes = found.wakes / count, found.client_wakes / count
             more_s = self._run.server_cpu_us / 1e6 - found.server_call_s
             client_more_s = self._run.client_cpu_us / 1e6 - found.client_call_s
-            now = self._now
+            passes_s = found.server_call_s - self._raw.call_s - now.wake_s * wakes
+            plain_s = passes_s / now.slower
+            both_s = now.wake_s * wakes + passes_s + more_s
+            wake_s, client_wake_s, slower = now.wake_s, now.client_wake_s, now.slower
             if wakes:
-                now = replace(now, wake_s=max(now.wake_s + more_s / wakes, 0.0))
+                wake_s = max((both_s - plain_s) / wakes, 0.0)
+                wake_s = min(wake_s, most.wake_s) if most else wake_s
             if client_wakes:
-                client_wake_s = max(now.client_wake_s + client_more_s / client_wakes, 0.0)
-                now = replace(now, client_wake_s=client_wake_s)
-            self._now = now
+                client_wake_s = max(client_wake_s + client_more_s / client_wakes, 0.0)
+                client_wake_s = min(client_wake_s, most.client_wake_s) if most else client_wake_s
+            if most and plain_s > 0:
+                slower = max((both_s - wake_s * wakes) / plain_s, 1.0)
+            self._now = replace(now, wake_s=wake_s, client_wake_s=client_wake_s, slower=slower)
 
     def fit_median(self) -> None:
         """Let the medians agree where the measured one is larger."""
         self._wire_s = 0.0
-        more_s = _quantile_s(self._run, 0.5) - self._simulated().percentile_s(50)
+        more_s = self._run.latency_s(0.5) - self._simulated().percentile_s(50)
         self._wire_s = max(more_s, 0.0)
 
     def fit_pauses(self) -> None:
@@ -139,7 +153,7 @@ class _Fit:
             self._now = replace(self._now, late_s=mean_s)
             return self._simulated().percentile_s(99)
 
-        p99_s = _quantile_s(self._run, 0.99)
+        p99_s = self._run.latency_s(0.99)
         if self._late_share:
             bounds_s = (_PAUSES[0] * p99_s, _PAUSES[1] * p99_s)
             self._now = replace(self._now, late_s=_where(with_mean, p99_s, bounds_s))
@@ -183,11 +197,6 @@ def _where(said: Callable[[float], float], wanted: float, bounds: tuple[float, f
         else:
             high, at_high = middle, at_middle
     return low
-
-
-def _quantile_s(run: Run, level: float) -> float:
-    count = len(run.latency_us)
-    return float(np.interp(level, (np.arange(count) + 0.5) / count, run.latency_us)) / 1e6
 
 
 def _tail_s(run: Run) -> float:

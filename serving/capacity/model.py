@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,23 +17,26 @@ MOST_REQUESTS = 10_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class UnderLoad:
-    """What was found of threads that wake, under one load.
+    """What was found of threads that wake, and of passes, under one load.
 
     Attributes:
         load: share of the CPUs that the calls need (`Costs.load_on`).
         wake_s: see `Costs`.
         client_wake_s: see `Costs`.
         late_s: see `Costs`.
+        slower: see `Costs`.
     """
 
     load: float
     wake_s: float = 0.0
     client_wake_s: float = 0.0
     late_s: float = 0.0
+    slower: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("load", "wake_s", "client_wake_s", "late_s"):
             _refuse_unless(name, getattr(self, name), least=0.0)
+        _refuse_unless("slower", self.slower, least=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +102,11 @@ class Costs:
             the share in which it begins late, for which nobody uses a CPU: the kernel has put another thread before
             it, or the machine has taken its CPU away.
         late_s: how late it then is on average, exponentially distributed.
-        under: what ``wake_s``, ``client_wake_s`` and ``late_s`` are under growing loads, instead of the values
-            above; between two loads straight lines, and beyond them what is true of the nearest.
+        slower: by what passes take longer than ``passes`` says, since the CPUs are busy: they share caches, and
+            two of them may be one core's.
+        under: what ``wake_s``, ``client_wake_s``, ``late_s`` and ``slower`` are under growing loads, instead of the
+            values above; between two loads straight lines, for ``late_s`` of its logarithm (pauses grow by
+            powers of ten where CPUs are nearly full), and beyond them what is true of the nearest.
         ids_per_sample: ids of a sample, over all features.
     """
 
@@ -111,6 +119,7 @@ class Costs:
     spread_s: tuple[float, ...] = (0.0,)
     late_share: float = 0.0
     late_s: float = 0.0
+    slower: float = 1.0
     under: tuple[UnderLoad, ...] = ()
     ids_per_sample: float = 0.0
 
@@ -118,6 +127,7 @@ class Costs:
         for name in ("call_s", "wake_s", "client_call_s", "client_wake_s", "wire_s", "late_s"):
             _refuse_unless(name, getattr(self, name), least=0.0)
         _refuse_unless("ids_per_sample", self.ids_per_sample, least=0.0)
+        _refuse_unless("slower", self.slower, least=1.0)
         sizes = [samples for samples, _ in self.passes]
         if not sizes or sizes[0] < 1 or any(a >= b for a, b in itertools.pairwise(sizes)):
             raise FieldError("passes", sizes, "give sizes of at least 1 that grow")
@@ -137,11 +147,11 @@ class Costs:
         """The usual time of a pass of ``samples`` samples."""
         points = self.passes
         if len(points) == 1 or samples <= points[0][0]:
-            return points[0][1]
+            return self.slower * points[0][1]
         for (n0, t0), (n1, t1) in itertools.pairwise(points):  # noqa: B007 - the last ones are used
             if samples <= n1:
                 break
-        return max(t0 + (t1 - t0) * (samples - n0) / (n1 - n0), 0.0)
+        return self.slower * max(t0 + (t1 - t0) * (samples - n0) / (n1 - n0), 0.0)
 
     def busy_s(self, samples: int, *, of_batch: int, client: bool) -> float:
         """CPU time of a request of ``samples`` in batches of ``of_batch`` samples, where no thread has to be woken.
@@ -173,7 +183,8 @@ class Costs:
             self,
             wake_s=between("wake_s"),
             client_wake_s=between("client_wake_s"),
-            late_s=between("late_s"),
+            late_s=_of_powers(load, loads, [one.late_s for one in self.under]),
+            slower=between("slower"),
             under=(),
         )
 
@@ -213,6 +224,18 @@ class QueueLimits:
 
     max_requests: int = 4096
     max_samples: int = 65_536
+
+
+def _of_powers(x: float, points: Sequence[float], values: Sequence[float]) -> float:
+    """The value at ``x`` of straight lines of the logarithms, or of the values themselves beside a 0."""
+    after = bisect.bisect(points, x)
+    if after in (0, len(points)):
+        return values[max(after - 1, 0)]
+    low, high = values[after - 1 : after + 1]
+    part = (x - points[after - 1]) / (points[after] - points[after - 1])
+    if low > 0 and high > 0:
+        return low * math.pow(high / low, part)
+    return low + part * (high - low)
 
 
 def _refuse_unless(field: str, value: float, *, least: float) -> None:

@@ -194,11 +194,12 @@ def _text(
         f"{calibration.model_version}, measured {calibration.created}"
     )
     waking_us = [1e6 * under.wake_s for under in costs.under]
+    slower = costs.under[-1].slower - 1
     of_costs = (
         f"a call outside its pass {1e6 * costs.call_s:.1f} us, waking a thread {waking_us[0]:.1f} us under the lowest "
         f"load measured and {waking_us[-1]:.1f} us under the highest, a pass of "
         f"{one.samples} samples {1e6 * costs.pass_s(one.samples):.1f} us, of {one.limits.max_samples} samples "
-        f"{1e6 * costs.pass_s(one.limits.max_samples):.0f} us"
+        f"{1e6 * costs.pass_s(one.limits.max_samples):.0f} us, {slower:.0%} longer under the highest load measured"
     )
     highest = (
         f"one host keeps up with {sizing.keeps_up_with:.0f} requests/s; p99 is within {args.p99_ms:g} ms up to "

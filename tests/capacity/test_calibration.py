@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from tessera.errors import UserError
@@ -152,3 +153,13 @@ def test_damaged_files_are_refused(tmp_path, content, message):
         read_calibration(path)
     assert "tessera-load --calibrate" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_quantiles_between_those_of_the_file_are_of_an_exponential_distribution():
+    levels = (np.arange(101) + 0.5) / 101
+    exact = -np.log(1 - levels)
+    run = dataclasses.replace(made_up().calm, latency_us=tuple(1e6 * exact))
+    for level in (0.01, 0.5, 0.9, 0.99):
+        assert run.latency_s(level) == pytest.approx(-np.log(1 - level)), level
+    assert run.latency_s(0.0) == pytest.approx(exact[0])
+    assert run.latency_s(0.999) == pytest.approx(exact[-1])

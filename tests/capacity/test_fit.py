@@ -80,6 +80,24 @@ def test_waking_that_costs_less_under_more_load_is_found():
         assert more.utilisation > 1.05 * expected.utilisation
 
 
+def test_passes_that_are_slower_under_more_load_are_found():
+    """Waking costs the same under both loads, so that what more CPU time is used must be the passes'."""
+    rates, slower = (RATE / 2, 2 * RATE), (1.0, 1.2)
+    loads = [machine().load_on(HOST, rate, 1) for rate in rates]
+    under = tuple(
+        UnderLoad(load=load, slower=one, **WAKES) for load, one in zip(loads, slower, strict=True)
+    )
+    true = machine(under=under)
+    found = fitted_costs(measured(true, *rates, requests=30_000), 1, requests=REQUESTS // 2)
+    assert [one.slower for one in found.under] == pytest.approx(slower, abs=0.02)
+    assert [one.wake_s for one in found.under] == pytest.approx([WAKES["wake_s"]] * 2, rel=0.1)
+    for rate in (RATE, 2 * RATE):
+        load = Load(rate=rate, samples=1, requests=REQUESTS, seed=9)
+        expected, said = (simulate(HOST, costs, load) for costs in (true, found))
+        assert said.utilisation == pytest.approx(expected.utilisation, rel=0.02)
+        assert said.percentile_s(99) == pytest.approx(expected.percentile_s(99), rel=0.1)
+
+
 def test_pauses_are_found_and_tell_of_other_loads():
     true = machine(**LATE)
     calibration = measured(true, RATE)
@@ -115,12 +133,16 @@ def test_pauses_that_grow_with_the_load_are_found():
         assert less < 0.75 * expected, times
 
 
-def test_a_run_that_could_not_keep_up_is_left_out():
+def test_a_run_that_could_not_keep_up_or_filled_the_cpus_is_left_out():
     calibration = measured(machine(**LATE), RATE, 2 * RATE, requests=5_000)
     queueing = replace(calibration.rated[1], calls=int(RATE * calibration.rated[1].seconds))
     with_it = replace(calibration, runs=(*calibration.runs[:-1], queueing))
     without = replace(calibration, runs=calibration.runs[:-1])
+    full = replace(calibration.rated[1], cores_used=0.99 * calibration.cpus)
+    with_full = replace(calibration, runs=(*calibration.runs[:-1], full))
     assert fitted_costs(with_it, 1, requests=1_000) == fitted_costs(without, 1, requests=1_000)
+    assert fitted_costs(with_full, 1, requests=1_000) == fitted_costs(without, 1, requests=1_000)
+    assert fitted_costs(calibration, 1, requests=1_000) != fitted_costs(without, 1, requests=1_000)
 
 
 def test_other_sizes_have_the_same_pauses():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tessera.errors import UserError
-from tessera.serving.capacity.model import Costs, Host, Load, QueueLimits
+from tessera.serving.capacity.model import Costs, Host, Load, QueueLimits, UnderLoad
 from tessera.serving.capacity.policy import BatchLimits
 from tessera.serving.capacity.simulate import simulate
 
@@ -248,3 +248,27 @@ def test_times_of_passes_between_and_beyond_what_was_measured():
     costs = Costs(passes=((1, 10.0), (11, 20.0), (21, 60.0)))
     assert [costs.pass_s(n) for n in (1, 6, 11, 16, 21, 31)] == [10, 15, 20, 40, 60, 100]
     assert Costs(passes=((8, 3.0),)).pass_s(100) == 3
+
+
+def test_costs_between_loads_lie_between():
+    """Half-way: the mean, but for how late threads are, whose logarithm has it; beside none the mean as well."""
+    costs = Costs(
+        passes=((1, 100 * US),),
+        under=(
+            UnderLoad(load=0.2, wake_s=40 * US, client_wake_s=20 * US, late_s=0.0),
+            UnderLoad(load=0.4, wake_s=20 * US, client_wake_s=10 * US, late_s=100 * US, slower=1.1),
+            UnderLoad(
+                load=0.8, wake_s=10 * US, client_wake_s=8 * US, late_s=10_000 * US, slower=1.3
+            ),
+        ),
+    )
+    half = costs.at(0.6)
+    assert half.wake_s == pytest.approx(15 * US)
+    assert half.client_wake_s == pytest.approx(9 * US)
+    assert half.slower == pytest.approx(1.2)
+    assert half.pass_s(1) == pytest.approx(120 * US)
+    assert half.late_s == pytest.approx(1_000 * US)
+    assert costs.at(0.3).late_s == pytest.approx(50 * US)
+    assert costs.at(0.1).late_s == 0
+    assert costs.at(0.9) == costs.at(0.8)
+    assert costs.at(0.8).late_s == pytest.approx(10_000 * US)

@@ -166,11 +166,23 @@ def test_calibration_writes_costs_that_can_be_simulated(bare_server, package, tm
     assert found.ids_per_sample % 3 == 0
     assert [run.samples for run in found.alone] == [1, 2, 4, 16, 64, 256]
     assert [run.batch_samples for run in found.alone] == [1, 2, 4, 16, 64, 256]
-    assert found.busiest.in_flight == 64
+    assert sorted(run.in_flight for run in found.runs if run.in_flight > 1) == [
+        4 * found.cpus,
+        32 * found.cpus,
+    ]
     assert found.busiest.batch_samples >= 2
     assert len(found.busiest.latency_us) > 50
-    most = found.busiest.calls / found.busiest.seconds
-    assert [run.rate for run in found.rated] == pytest.approx([most / 4, most / 2, 3 * most / 4])
+    rates = [run.rate for run in found.rated]
+    few = next(run for run in found.runs if run.in_flight == 4 * found.cpus)
+    shares = [rate / (few.calls / few.seconds) for rate in rates]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 0.9], rel=0.1)
+    # Windows of one duration together, of calls at random times of two.
+    assert found.busiest.seconds == pytest.approx(0.2, rel=0.5)
+    assert found.calm.seconds == pytest.approx(0.4, rel=0.5)
+    done = calibrate(ready, package, file, "--calibrate-loads", "0.1,0.3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    low, high = read_calibration(file).rated
+    assert high.rate / low.rate == pytest.approx(3)
 
 
 def test_calibration_says_what_is_wrong(bare_server, package, tmp_path):
@@ -186,6 +198,15 @@ def test_calibration_says_what_is_wrong(bare_server, package, tmp_path):
         done = calibrate(ready, package, file, *wrong)
         assert done.returncode == 2
         assert done.stderr.startswith("tessera-load: error: --calibrate draws")
+    for loads in ("0.5,0.25", "0.5,0.5", "0", "1", "", "half"):
+        done = calibrate(ready, package, file, "--calibrate-loads", loads)
+        assert done.returncode == 2, loads
+        assert "--calibrate-loads" in done.stderr
+    address = f"127.0.0.1:{ready['port']}"
+    alone = ["--address", address, "--model-file", package, "--calibrate-loads", "0.5"]
+    done = run(BUILD / "tessera-load", *alone)
+    assert done.returncode == 2
+    assert "--calibrate-loads is for --calibrate" in done.stderr
     done = calibrate(ready, package, tmp_path / "nowhere" / "costs.json")
     assert done.returncode == 2
     assert "it cannot be written" in done.stderr

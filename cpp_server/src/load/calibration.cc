@@ -24,18 +24,19 @@ namespace {
 
 // Sizes of calls that are sent alone; those of a usual ranking request and below.
 constexpr std::int64_t kSizes[] = {1, 4, 16, 64, 256};
-// With so many in flight no thread of the server has nothing to do, with 8 few.
-constexpr int kDepths[] = {8, 64};
-// Of what the server answers with the most in flight. With the least CPUs sleep between calls, and
-// passes find colder caches than those of calls that follow one another; with the others threads
-// wait for CPUs, as the system shares them.
-constexpr double kShares[] = {0.25, 0.5, 0.75};
-// Each of these runs is measured in so many windows, in turn with those of the others, and told by
-// their medians. What an open loop meets differs from one second to the next, as the system leaves
-// busy threads on one CPU for as long as that: of one run the 99th percentile may be ten times that
-// of another.
-constexpr int kWindows = 5;
-constexpr double kWindow = 0.4;  // of a run's duration
+// So many calls in flight for each CPU: with the first, batches are as small as under a load that a
+// host is sized for, and rates are shares of what is answered then; with the last, no thread of the
+// server has nothing to do.
+constexpr int kDepths[] = {4, 32};
+// A run is measured in so many windows, in turn with those of all others, and told by their
+// medians. What an open loop meets differs from one second to the next, as the system leaves busy
+// threads on one CPU for as long as that: of one run the 99th percentile may be ten times that of
+// another. And a machine that others share is faster in one minute than in the next, which all runs
+// then have alike.
+constexpr int kWindows = 11;
+// A window's part of a run's duration: the windows of a closed loop make one duration together,
+// those of an open loop two, since it is the longest latencies that are wanted of them.
+constexpr double kClosed = 1.0 / kWindows, kOpen = 2.0 / kWindows;
 // Equally likely durations of a pass, and latencies, that a run is told by.
 constexpr int kQuantiles = 101;
 
@@ -99,13 +100,15 @@ nlohmann::json median_of(const std::vector<nlohmann::json>& windows) {
           all([&](const nlohmann::json& window) { return window.at(key).at(i).get<double>(); }));
     }
   }
-  double seconds = 0;
+  double seconds = 0, due = 0;
   std::int64_t calls = 0;
   for (const nlohmann::json& window : windows) {
     seconds += window.at("seconds").get<double>();
+    due += window.at("rate").get<double>() * window.at("seconds").get<double>();
     calls += window.at("calls").get<std::int64_t>();
   }
   found["seconds"] = seconds;
+  found["rate"] = due / seconds;
   found["calls"] = calls;
   return found;
 }
@@ -114,50 +117,37 @@ class Measurement {
  public:
   Measurement(const TrafficOptions& traffic, const Address& http, const Manifest& manifest)
       : traffic_(traffic), http_(http), manifest_(manifest) {
-    traffic_.warm_up = Duration::zero();
     traffic_.read_every = 1;
   }
 
-  // A run of calls as `draw` says, of which `in_flight` are under way.
-  nlohmann::json run(const DrawOptions& draw, int in_flight, int connections, Duration warm_up) {
-    return run(draw, in_flight, 0, connections, warm_up);
+  // A window of calls as `draw` says, of which `in_flight` are under way.
+  nlohmann::json closed(const DrawOptions& draw, int in_flight, int connections) {
+    return window(draw, in_flight, 0, connections, kClosed);
   }
 
-  // The same with calls at random times, a run for each of `rates`, calls a second.
-  std::vector<nlohmann::json> runs_at(const DrawOptions& draw, const std::vector<double>& rates,
-                                      int connections, Duration warm_up) {
-    const Duration whole = traffic_.duration;
-    traffic_.duration = std::chrono::duration_cast<Duration>(kWindow * whole);
-    std::vector<std::vector<nlohmann::json>> windows(rates.size());
-    for (int i = 0; i < kWindows; ++i) {
-      for (std::size_t r = 0; r < rates.size(); ++r) {
-        windows[r].push_back(run(draw, 0, rates[r], connections, warm_up));
-      }
-    }
-    traffic_.duration = whole;
-    std::vector<nlohmann::json> found;
-    found.reserve(windows.size());
-    for (const auto& of_rate : windows) found.push_back(median_of(of_rate));
-    return found;
+  // One of `rate` calls a second at random times.
+  nlohmann::json open(const DrawOptions& draw, double rate, int connections) {
+    return window(draw, 0, rate, connections, kOpen);
   }
 
  private:
-  nlohmann::json run(const DrawOptions& draw, int in_flight, double rate, int connections,
-                     Duration warm_up) {
+  nlohmann::json window(const DrawOptions& draw, int in_flight, double rate, int connections,
+                        double part) {
     const auto requests = drawn_requests(manifest_.schema, draw, traffic_.seed);
-    traffic_.in_flight = in_flight;
-    traffic_.rate = rate;
-    traffic_.poisson = true;
-    traffic_.connections = connections;
-    const Duration duration = traffic_.duration;
-    traffic_.duration = warm_up;
-    if (warm_up > Duration::zero()) run_traffic(traffic_, requests, draw.samples);
-    traffic_.duration = duration;
-    const ServerCounters before = read_counters(http_, traffic_.authorization);
+    TrafficOptions traffic = traffic_;
+    traffic.in_flight = in_flight;
+    traffic.rate = rate;
+    traffic.poisson = true;
+    traffic.connections = connections;
+    traffic.warm_up = Duration::zero();
+    traffic.duration = std::chrono::duration_cast<Duration>(part * traffic_.warm_up);
+    if (traffic.duration > Duration::zero()) run_traffic(traffic, requests, draw.samples);
+    traffic.duration = std::chrono::duration_cast<Duration>(part * traffic_.duration);
+    const ServerCounters before = read_counters(http_, traffic.authorization);
     const double own_before = own_cpu_seconds();
-    const TrafficResult result = run_traffic(traffic_, requests, draw.samples);
+    const TrafficResult result = run_traffic(traffic, requests, draw.samples);
     const double own = own_cpu_seconds() - own_before;
-    const ServerCounters after = read_counters(http_, traffic_.authorization);
+    const ServerCounters after = read_counters(http_, traffic.authorization);
     check(result, draw.samples);
     const auto calls = static_cast<double>(result.latency.count());
     const double server = after.cpu_seconds - before.cpu_seconds;
@@ -208,33 +198,40 @@ class Measurement {
 }  // namespace
 
 std::string calibrate(const TrafficOptions& traffic, const std::string& http_address,
-                      const Manifest& manifest, const DrawOptions& draw) {
+                      const Manifest& manifest, const DrawOptions& draw,
+                      const std::vector<double>& loads) {
   const Address http = resolve(http_address, "http-address");
   const ServerCounters first = read_counters(http, traffic.authorization);
   Measurement measurement(traffic, http, manifest);
-  nlohmann::json runs = nlohmann::json::array();
   std::set<std::int64_t> sizes(std::begin(kSizes), std::end(kSizes));
   sizes.insert(draw.samples);
-  for (const std::int64_t samples : sizes) {
-    DrawOptions sized = draw;
-    sized.samples = samples;
-    runs.push_back(measurement.run(sized, 1, 1, traffic.warm_up));
+  std::vector<std::vector<nlohmann::json>> windows(sizes.size() + std::size(kDepths) +
+                                                   loads.size());
+  const int cpus = available_cpus();
+  for (int i = 0; i < kWindows; ++i) {
+    auto run = windows.begin();
+    for (const std::int64_t samples : sizes) {
+      DrawOptions sized = draw;
+      sized.samples = samples;
+      (run++)->push_back(measurement.closed(sized, 1, 1));
+    }
+    const auto& rated_by = *run;
+    for (const int depth : kDepths) {
+      (run++)->push_back(measurement.closed(draw, depth * cpus, traffic.connections));
+    }
+    const nlohmann::json& found = rated_by.back();
+    const double most = found.at("calls").get<double>() / found.at("seconds").get<double>();
+    for (const double load : loads) {
+      (run++)->push_back(measurement.open(draw, load * most, traffic.connections));
+    }
   }
-  for (const int depth : kDepths) {
-    runs.push_back(measurement.run(draw, depth, traffic.connections, traffic.warm_up));
-  }
-  const nlohmann::json& busiest = runs.back();
-  const double most = busiest.at("calls").get<double>() / busiest.at("seconds").get<double>();
-  std::vector<double> rates;
-  for (const double share : kShares) rates.push_back(share * most);
-  for (auto& run : measurement.runs_at(draw, rates, traffic.connections, traffic.warm_up)) {
-    runs.push_back(std::move(run));
-  }
+  nlohmann::json runs = nlohmann::json::array();
+  for (const auto& of_run : windows) runs.push_back(median_of(of_run));
   const nlohmann::json costs = {
       {"kind", "tessera-costs"},
       {"format", 1},
       {"created", now_text()},
-      {"server", {{"kind", first.server}, {"version", first.version}, {"cpus", available_cpus()}}},
+      {"server", {{"kind", first.server}, {"version", first.version}, {"cpus", cpus}}},
       {"model", {{"name", manifest.name}, {"version", manifest.version}}},
       {"samples", draw.samples},
       {"ids_per_sample", ids_per_sample(manifest.schema, draw)},

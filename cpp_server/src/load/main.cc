@@ -26,6 +26,10 @@ namespace {
 
 using tessera::Flag;
 
+// With the least, CPUs sleep between calls, and passes find colder caches than those of calls that
+// follow one another; with the others threads wait for CPUs, as the system shares them.
+const std::vector<double> kCalibrateLoads = {0.25, 0.5, 0.75, 0.9};
+
 struct Settings {
   std::string model_file;
   std::string request_file;
@@ -34,6 +38,7 @@ struct Settings {
   std::string record;
   std::string csv;
   std::string calibrate;
+  std::vector<double> calibrate_loads;  // empty: not given
   std::string http_address;
   tessera::TrafficOptions traffic;
   tessera::DrawOptions draw;
@@ -61,6 +66,22 @@ std::string authorization_of(const std::string& path) {
     tessera::refuse_flag("token-file", "'" + path + "'", "give a file that holds a token");
   }
   return "Bearer " + token;
+}
+
+std::vector<double> loads_of(const std::string& value) {
+  std::vector<double> loads;
+  std::istringstream parts(value);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const double before = loads.empty() ? 0 : loads.back();
+    loads.push_back(tessera::parse_number<double>("calibrate-loads", part));
+    if (!(loads.back() > before && loads.back() < 1)) {
+      tessera::refuse_flag("calibrate-loads", value, "give ascending numbers above 0 and below 1");
+    }
+  }
+  if (loads.empty()) {
+    tessera::refuse_flag("calibrate-loads", "''", "give a number, or several with commas");
+  }
+  return loads;
 }
 
 std::vector<Flag> flags(Settings& s) {
@@ -162,10 +183,14 @@ std::vector<Flag> flags(Settings& s) {
       {"calibrate", "FILE",
        "measure what calls of several sizes cost the server and this client, alone and many at "
        "once, "
-       "and write it to FILE for tessera capacity; each of eleven runs or less takes "
-       "--warm-up-s "
-       "and --duration-s",
+       "and write it to FILE for tessera capacity; each of eight runs or less takes --warm-up-s "
+       "and "
+       "--duration-s, and each of --calibrate-loads twice as long",
        [&](const std::string& value) { s.calibrate = value; }},
+      {"calibrate-loads", "X[,X...]",
+       "for --calibrate: the loads of the runs of calls at random times, ascending, by what the "
+       "server answers with four calls in flight for each CPU (default: 0.25,0.5,0.75,0.9)",
+       [&](const std::string& value) { s.calibrate_loads = loads_of(value); }},
       {"http-address", "HOST:PORT",
        "for --calibrate: the server's HTTP port on this machine, whose metrics tell the CPU time "
        "that it uses",
@@ -210,6 +235,9 @@ void check_calibration(const Settings& settings) {
   if (settings.calibrate.empty() != settings.http_address.empty()) {
     throw tessera::UsageError("--calibrate and --http-address need each other; give both");
   }
+  if (settings.calibrate.empty() && !settings.calibrate_loads.empty()) {
+    throw tessera::UsageError("--calibrate-loads is for --calibrate; give both");
+  }
   if (settings.calibrate.empty()) return;
   if (settings.model_file.empty() || settings.traffic.rate > 0 || !settings.record.empty() ||
       !settings.csv.empty() || !settings.traffic.tls.ca.empty()) {
@@ -221,6 +249,7 @@ void check_calibration(const Settings& settings) {
 }
 
 int run_calibration(const Settings& settings) {
+  const std::vector<double>& loads = settings.calibrate_loads;
   const tessera::Manifest manifest = manifest_of(settings);
   // Opened now, and not when a minute of measuring is over. A file of costs that is there stays as
   // it is until there are others.
@@ -228,7 +257,8 @@ int run_calibration(const Settings& settings) {
   std::ofstream out(partial);
   if (!out) tessera::refuse_flag("calibrate", settings.calibrate, "it cannot be written");
   try {
-    out << tessera::calibrate(settings.traffic, settings.http_address, manifest, settings.draw);
+    out << tessera::calibrate(settings.traffic, settings.http_address, manifest, settings.draw,
+                              loads.empty() ? kCalibrateLoads : loads);
     out.close();
     if (!out) {
       tessera::refuse_flag("calibrate", settings.calibrate, "it could not be written to its end");
