@@ -17,10 +17,17 @@ from tessera.training.metrics.metrics_namespace import (
     MetricNameBase,
     MetricNamespace,
 )
-from tessera.training.metrics.ranked import areas_under_roc, ranked_blocks
+from tessera.training.metrics.ranked import (
+    areas_under_roc,
+    order_in_neighbours,
+    ranked_blocks,
+)
 from tessera.training.metrics.rec_metric import RecMetric
 from tessera.training.metrics.states import RecMetricException
 from tessera.training.metrics.sums import Sums, SumsComputation
+
+_MOST_FILLING = 4
+"""Sessions are sorted as rows of a matrix that has at most so many cells for each example."""
 
 
 def get_auc_states(
@@ -37,22 +44,28 @@ def get_auc_states(
     Raises:
         RecMetricException: their sum is another.
     """
-    count = len(num_candidates)
-    groups = torch.repeat_interleave(
-        torch.arange(count, device=labels.device), num_candidates.to(labels.device)
-    )
-    if len(groups) != labels.shape[-1]:
+    tasks, sessions = len(labels), len(num_candidates)
+    sizes = num_candidates.to(labels.device, torch.int64)
+    # One wait for both, and none for the sessions' numbers.
+    total, longest = torch.stack([sizes.sum(), sizes.max()]).tolist() if sessions else (0, 0)
+    if total != labels.shape[-1]:
         raise RecMetricException(
-            f"num_candidates has {len(groups)} examples and the batch {labels.shape[-1]}; give the "
+            f"num_candidates has {total} examples and the batch {labels.shape[-1]}; give the "
             "number of examples of each session"
         )
-    sums, numbers = [], []
-    for of_task in zip(predictions, labels, weights, strict=True):
-        blocks = ranked_blocks(*of_task, groups, count)
-        ranks = (blocks.positives > 0) & (blocks.negatives > 0) & (blocks.scores > 1)
-        sums.append(torch.where(ranks, areas_under_roc(blocks), 0.0).sum())
-        numbers.append(ranks.sum())
-    return {"auc_sum": torch.stack(sums), "num_samples": torch.stack(numbers)}
+    # The sessions of all tasks are ranked at once.
+    sizes, count = sizes.repeat(tasks), sessions * tasks
+    groups = torch.repeat_interleave(sizes, output_size=total * tasks)
+    scores, y, w = (given.flatten() for given in (predictions, labels, weights))
+    dense = longest * count <= _MOST_FILLING * len(scores)
+    order = order_in_neighbours(scores, groups, sizes, longest) if dense and total else None
+    blocks = ranked_blocks(scores, y, w, groups, count, order=order)
+    ranks = (blocks.positives > 0) & (blocks.negatives > 0) & (blocks.scores > 1)
+    areas = torch.where(ranks, areas_under_roc(blocks), 0.0)
+    return {
+        "auc_sum": areas.view(tasks, sessions).sum(1),
+        "num_samples": ranks.view(tasks, sessions).sum(1),
+    }
 
 
 def compute_window_auc(auc: Tensor, num_samples: Tensor) -> dict[str, Tensor]:

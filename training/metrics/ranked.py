@@ -34,12 +34,45 @@ def by_falling_score(scores: Tensor) -> Tensor:
     return torch.argsort(~torch.where(scores.isnan(), greatest, rising), stable=True)
 
 
-def order_in_groups(scores: Tensor, groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The order ``[N]`` by group, then by score from the highest down, and the block ``[N]`` of each place."""
-    order = by_falling_score(scores)
-    if count > 1:
-        by_group = torch.argsort(groups.index_select(0, order), stable=True)
-        order = order.index_select(0, by_group)
+def order_in_neighbours(scores: Tensor, groups: Tensor, sizes: Tensor, longest: int) -> Tensor:
+    """The order ``[N]`` by group, then by score, of groups whose examples stand behind one another.
+
+    Many groups are sorted as the rows of a matrix, which takes a fraction of the time that one long sort does.
+
+    Args:
+        scores: ``[N]`` floating-point.
+        groups: int64 ``[N]``, ascending.
+        sizes: int64 ``[G]``, examples of each group; none is empty where all are equal.
+        longest: the greatest of them.
+    """
+    firsts = sizes.cumsum(0) - sizes
+    if longest * len(sizes) == len(scores):
+        rows = scores.view(len(sizes), longest)
+        return (_falling_in_rows(rows) + firsts.unsqueeze(1)).flatten()
+    cells = groups * longest + torch.arange(len(scores), device=scores.device)
+    cells -= firsts.index_select(0, groups)
+    # What fills a row up comes last in it: behind equal scores, as the sort is stable.
+    table = scores.new_full((len(sizes) * longest,), -torch.inf).index_copy_(0, cells, scores)
+    places = _falling_in_rows(table.view(len(sizes), longest)).flatten().index_select(0, cells)
+    return places + firsts.index_select(0, groups)
+
+
+def _falling_in_rows(scores: Tensor) -> Tensor:
+    return scores.argsort(dim=1, descending=True, stable=True)
+
+
+def order_in_groups(
+    scores: Tensor, groups: Tensor, count: int, order: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The order ``[N]`` by group, then by score from the highest down, and the block ``[N]`` of each place.
+
+    ``order`` is that order, if the caller has it.
+    """
+    if order is None:
+        order = by_falling_score(scores)
+        if count > 1:
+            by_group = torch.argsort(groups.index_select(0, order), stable=True)
+            order = order.index_select(0, by_group)
     ranked, group = scores.index_select(0, order), groups.index_select(0, order)
     starts = torch.zeros_like(group)
     starts[1:] = (ranked[1:] != ranked[:-1]) | (group[1:] != group[:-1])
@@ -74,17 +107,26 @@ class RankedBlocks:
 
 
 def ranked_blocks(
-    scores: Tensor, labels: Tensor, weights: Tensor, groups: Tensor, count: int
+    scores: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    groups: Tensor,
+    count: int,
+    *,
+    order: Tensor | None = None,
 ) -> RankedBlocks:
-    """Rank ``[N]`` examples of ``count`` groups, whose numbers ``groups`` are int64 ``[N]``."""
-    order, block = order_in_groups(scores, groups, count)
+    """Rank ``[N]`` examples of ``count`` groups, whose numbers ``groups`` are int64 ``[N]``.
+
+    ``order`` is as in `order_in_groups`.
+    """
+    order, block = order_in_groups(scores, groups, count, order)
     of_place = groups.index_select(0, order)
     group = torch.zeros_like(groups).scatter_(0, block, of_place)
     w, y = (given.index_select(0, order).double() for given in (weights, labels))
     of_blocks, of_groups, running = [], [], []
     for weight in (w * y, w * (1.0 - y)):
         by_block = torch.zeros_like(weight).index_add_(0, block, weight)
-        by_group = weight.new_zeros(count).index_add_(0, of_place, weight)
+        by_group = sums_by_group(weight, of_place, count)
         before = by_group.cumsum(0) - by_group
         of_blocks.append(by_block)
         of_groups.append(by_group)
@@ -99,14 +141,21 @@ def ranked_blocks(
         negative_to=running[1],
         positives=of_groups[0],
         negatives=of_groups[1],
-        scores=torch.zeros_like(of_groups[0], dtype=torch.int64).index_add_(0, of_place, first),
+        scores=sums_by_group(first, of_place, count),
     )
+
+
+def sums_by_group(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """The sum ``[G]`` of the values ``[N]`` of each of ``count`` groups, whose numbers ``groups`` are int64 ``[N]``."""
+    if count == 1:  # a GPU would add to one number in memory, one value after another
+        return values.sum().view(1)
+    return values.new_zeros(count).index_add_(0, groups, values)
 
 
 def areas_under_roc(blocks: RankedBlocks) -> Tensor:
     """The AUC ``[G]`` of each group, ties counting one half; 0.5 for one class, which ranks nothing."""
     won = blocks.negative * (blocks.positive_to - blocks.positive / 2)
-    area = torch.zeros_like(blocks.positives).index_add_(0, blocks.group, won)
+    area = sums_by_group(won, blocks.group, len(blocks.positives))
     pairs = blocks.positives * blocks.negatives
     return torch.where(pairs == 0, 0.5, area / torch.where(pairs == 0, 1.0, pairs))
 
@@ -121,7 +170,7 @@ def average_precisions(blocks: RankedBlocks) -> Tensor:
     part = torch.where(
         empty, 0.0, blocks.positive * blocks.positive_to / torch.where(empty, 1.0, at_or_above)
     )
-    area = torch.zeros_like(blocks.positives).index_add_(0, blocks.group, part)
+    area = sums_by_group(part, blocks.group, len(blocks.positives))
     none = blocks.positives == 0
     return torch.where(none, 0.0, area / torch.where(none, 1.0, blocks.positives))
 
@@ -142,8 +191,7 @@ def discounted_gains(
     """
     order, block = order_in_groups(scores, groups, count)
     of_place = groups.index_select(0, order)
-    sizes = torch.zeros(count, dtype=torch.int64, device=groups.device)
-    sizes.index_add_(0, groups, torch.ones_like(groups))
+    sizes = sums_by_group(torch.ones_like(groups), groups, count)
     place = torch.arange(len(order), device=order.device) - (sizes.cumsum(0) - sizes)[of_place]
     discount = 1.0 / torch.log2(place.double() + 2.0)
     if k is not None:
@@ -151,4 +199,4 @@ def discounted_gains(
     total = torch.zeros_like(discount).index_add_(0, block, discount)
     alike = torch.zeros_like(discount).index_add_(0, block, torch.ones_like(discount))
     mean = (total / alike.clamp(min=1.0))[block]
-    return discount.new_zeros(count).index_add_(0, of_place, gains[order] * mean)
+    return sums_by_group(gains[order] * mean, of_place, count)
