@@ -20,6 +20,7 @@ from tessera.training.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
+from tessera.training.modules.mc_evictions import exchanged, exchanged_by_sort
 from tessera.training.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
@@ -144,6 +145,20 @@ def test_ids_are_hashed_first_where_a_function_says_so():
     assert module.input_size() == 10
     given = apply_mc_method_to_jt_dict(module.eval(), "remap", bag([3, 23]))
     assert given["f"].values().tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_rows_change_hands_alike_by_a_sort_of_all_and_by_parts(dtype):
+    generator = torch.Generator().manual_seed(3)
+    moves = 0
+    for trial in range(200):
+        sizes = torch.randint(1, 30, (2,), generator=generator).tolist()
+        spread = 2 + trial % 40
+        scores = [torch.randint(spread, (n,), generator=generator).to(dtype) for n in sizes]
+        by_parts, by_sort = exchanged(*scores), exchanged_by_sort(*scores)
+        assert [part.tolist() for part in by_parts] == [part.tolist() for part in by_sort]
+        moves += len(by_parts[0])
+    assert moves > 200
 
 
 def test_thresholds():

@@ -75,13 +75,21 @@ def coalesced(history: Sequence[Batch], size: int) -> Coalesced:
         known_places,
         new_ids,
         new_places,
-        torch.bincount(inverse, minlength=known_places.numel() + new_ids.numel()),
+        _counts(inverse, known_places.numel() + new_ids.numel()),
         inverse,
         {
             name: torch.cat([batch.metadata[name] for batch in history])
             for name in history[0].metadata
         },
     )
+
+
+def _counts(places: Tensor, size: int) -> Tensor:
+    """How often each of ``size`` places comes, int64 ``[size]``."""
+    if places.device.type == "cpu":
+        return torch.bincount(places, minlength=size)
+    # An accelerator would be waited for twice, for the least and the greatest place.
+    return places.new_zeros(size).scatter_add_(0, places, torch.ones_like(places))
 
 
 def merge(
@@ -101,13 +109,13 @@ def merge(
         new_places: ``[E]`` how many of ``sorted_ids`` are below each.
     """
     kept = torch.ones(sorted_ids.numel() + 1, dtype=torch.int64, device=sorted_ids.device)
-    kept[replaced] = 0
+    kept.index_fill_(0, replaced, 0)
     kept_before = kept.cumsum(0) - kept
     moved = kept_before.index_select(0, new_places)
     moved += torch.arange(new_ids.numel(), device=new_ids.device)
-    new_before = torch.bincount(new_places, minlength=kept.numel()).cumsum(0)
+    new_before = _counts(new_places, kept.numel()).cumsum(0)
     order = (kept_before + new_before)[:-1]
-    order[replaced] = moved
-    sorted_ids[replaced] = new_ids
+    order.index_copy_(0, replaced, moved)
+    sorted_ids.index_copy_(0, replaced, new_ids)
     for values in (sorted_ids, *others):
         values.copy_(torch.empty_like(values).scatter_(0, order, values))

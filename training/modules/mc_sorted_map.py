@@ -218,13 +218,14 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             row_of_new[chosen] = freed
             place_of_new = torch.full_like(row_of_new, -1)
             place_of_new[chosen] = given_up
-            ascending = (place_of_new >= 0).nonzero().squeeze(1)
+            gets_row = place_of_new >= 0
+            ascending = torch.nonzero_static(gets_row, size=given_up.numel()).squeeze(1)
             merge(
                 self._mch_sorted_raw_ids[:K],
                 [rows[:K], *metadata.values()],
-                place_of_new[ascending],
-                found.new_ids[ascending],
-                found.new_places[ascending],
+                place_of_new.index_select(0, ascending),
+                found.new_ids.index_select(0, ascending),
+                found.new_places.index_select(0, ascending),
             )
         row_of_known = row_of_place.index_select(0, found.known_places)
         asked = found.inverse[found.inverse.numel() - last :]
