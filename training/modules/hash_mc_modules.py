@@ -233,7 +233,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         return self.remap(features, mutate_miss_lengths)
 
     def _where(self, ids: Tensor) -> tuple[Tensor, Buckets]:
-        found, sizes, firsts = self.input_mapper(ids, self._first_row)
+        found, sizes, firsts = self.input_mapper(ids, self._first_row or None)
         return found, Buckets(sizes, firsts, self._reserved, self._max_probe)
 
     def _rows(self, values: Tensor) -> Tensor:
@@ -267,13 +267,14 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if not values.numel():
             return {}
         own, buckets = self._where(values)
-        rows, known = hash_places.find_rows(self._hash_zch_identities, own, buckets)
+        rows, known, count = hash_places.find_rows_and_new(self._hash_zch_identities, own, buckets)
         metadata = self._hash_zch_metadata
         if metadata is not None and hours is not None:
             came = torch.where(known, hours, torch.iinfo(torch.int32).min)
             metadata[:, 0].scatter_reduce_(0, rows, came.to(metadata.dtype), "amax")
-        new = (~known & (own != NO_ID)).nonzero().squeeze(1)
-        if new.numel():
+        if count:
+            is_new = ~known & (own != NO_ID)
+            new = torch.nonzero_static(is_new, size=count).squeeze(1)
             chosen, chosen_hours = self._chosen(values, new, hours)
             evicted = hash_places.place(
                 self._hash_zch_identities,
@@ -285,13 +286,17 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 oldest=bool(get_kernel_from_policy(self._eviction_policy_name)),
             )
         else:
-            evicted = new
+            evicted = own.new_empty(0)
         if self._eviction_module is not None:
-            self._evicted.append(evicted + self._first_row)
-        if new.numel():
+            self._evicted.append(self._of_whole_table(evicted))
+        if count:
             return {}
         sizes = [given[name].numel() if name in given else 0 for name in names]
-        return dict(zip(names, torch.split(rows + self._first_row, sizes), strict=True))
+        return dict(zip(names, torch.split(self._of_whole_table(rows), sizes), strict=True))
+
+    def _of_whole_table(self, rows: Tensor) -> Tensor:
+        """Rows counted from the first one of the whole table, of rows here."""
+        return rows + self._first_row if self._first_row else rows
 
     def _chosen(
         self, values: Tensor, new: Tensor, hours: Tensor | None

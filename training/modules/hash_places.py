@@ -29,6 +29,7 @@ NO_ID = -1
 """Stands in the table where there is no id; as an id of a batch it never has a row of its own."""
 
 _NEVER = torch.iinfo(torch.int64).max
+_WITHOUT = 2**32  # stands for one id of value `NO_ID` in a sum that has 1 for each new id
 _CHUNK = 4096  # new ids that are placed at once: 4 MiB of preferences at 128 probes
 # Multipliers of MurmurHash3, as the int64 with the same bits: 0x87C37B91114253D5, 0x4CF5AD432745937F.
 _C1, _C2 = -8663945395140668459, 5545529020109919103
@@ -204,8 +205,16 @@ def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> tuple[Tensor
     Raises:
         UserError: FBGEMM is not installed or does not load.
     """
+    rows, known, _ = find_rows_and_new(identities, ids, buckets)
+    return rows, known
+
+
+def find_rows_and_new(
+    identities: Tensor, ids: Tensor, buckets: Buckets
+) -> tuple[Tensor, Tensor, int]:
+    """`find_rows`, and how many of the ids are new: neither `NO_ID` nor in the table; a device is waited for once."""
     if not ids.numel():
-        return ids, ids == NO_ID
+        return ids, ids == NO_ID, 0
     load_sparse_operators()
     reserved = buckets.reserved
     rows, _ = torch.ops.fbgemm.zero_collision_hash(
@@ -219,10 +228,15 @@ def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> tuple[Tensor
         opt_in_prob=100 if reserved else -1,
         num_reserved_slots=reserved or -1,
     )
-    has_id = ids != NO_ID
-    if not bool(has_id.all()):  # the operator takes it for the id of an open row
-        rows = torch.where(has_id, rows, shared_rows(ids, buckets))
-    return rows, has_id & (identities[:, 0].index_select(0, rows) == ids)
+    without = ids == NO_ID
+    known = identities[:, 0].index_select(0, rows) == ids
+    counts = int(
+        torch.where(without, _WITHOUT, ~known).sum()
+    )  # of those without an id and of new ones
+    if counts >= _WITHOUT:  # the operator takes `NO_ID` for the id of an open row
+        rows = torch.where(without, shared_rows(ids, buckets), rows)
+        known &= ~without
+    return rows, known, counts % _WITHOUT
 
 
 def place(
