@@ -34,45 +34,12 @@ def by_falling_score(scores: Tensor) -> Tensor:
     return torch.argsort(~torch.where(scores.isnan(), greatest, rising), stable=True)
 
 
-def order_in_neighbours(scores: Tensor, groups: Tensor, sizes: Tensor, longest: int) -> Tensor:
-    """The order ``[N]`` by group, then by score, of groups whose examples stand behind one another.
-
-    Many groups are sorted as the rows of a matrix, which takes a fraction of the time that one long sort does.
-
-    Args:
-        scores: ``[N]`` floating-point.
-        groups: int64 ``[N]``, ascending.
-        sizes: int64 ``[G]``, examples of each group; none is empty where all are equal.
-        longest: the greatest of them.
-    """
-    firsts = sizes.cumsum(0) - sizes
-    if longest * len(sizes) == len(scores):
-        rows = scores.view(len(sizes), longest)
-        return (_falling_in_rows(rows) + firsts.unsqueeze(1)).flatten()
-    cells = groups * longest + torch.arange(len(scores), device=scores.device)
-    cells -= firsts.index_select(0, groups)
-    # What fills a row up comes last in it: behind equal scores, as the sort is stable.
-    table = scores.new_full((len(sizes) * longest,), -torch.inf).index_copy_(0, cells, scores)
-    places = _falling_in_rows(table.view(len(sizes), longest)).flatten().index_select(0, cells)
-    return places + firsts.index_select(0, groups)
-
-
-def _falling_in_rows(scores: Tensor) -> Tensor:
-    return scores.argsort(dim=1, descending=True, stable=True)
-
-
-def order_in_groups(
-    scores: Tensor, groups: Tensor, count: int, order: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The order ``[N]`` by group, then by score from the highest down, and the block ``[N]`` of each place.
-
-    ``order`` is that order, if the caller has it.
-    """
-    if order is None:
-        order = by_falling_score(scores)
-        if count > 1:
-            by_group = torch.argsort(groups.index_select(0, order), stable=True)
-            order = order.index_select(0, by_group)
+def order_in_groups(scores: Tensor, groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The order ``[N]`` by group, then by score from the highest down, and the block ``[N]`` of each place."""
+    order = by_falling_score(scores)
+    if count > 1:
+        by_group = torch.argsort(groups.index_select(0, order), stable=True)
+        order = order.index_select(0, by_group)
     ranked, group = scores.index_select(0, order), groups.index_select(0, order)
     starts = torch.zeros_like(group)
     starts[1:] = (ranked[1:] != ranked[:-1]) | (group[1:] != group[:-1])
@@ -107,19 +74,10 @@ class RankedBlocks:
 
 
 def ranked_blocks(
-    scores: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    groups: Tensor,
-    count: int,
-    *,
-    order: Tensor | None = None,
+    scores: Tensor, labels: Tensor, weights: Tensor, groups: Tensor, count: int
 ) -> RankedBlocks:
-    """Rank ``[N]`` examples of ``count`` groups, whose numbers ``groups`` are int64 ``[N]``.
-
-    ``order`` is as in `order_in_groups`.
-    """
-    order, block = order_in_groups(scores, groups, count, order)
+    """Rank ``[N]`` examples of ``count`` groups, whose numbers ``groups`` are int64 ``[N]``."""
+    order, block = order_in_groups(scores, groups, count)
     of_place = groups.index_select(0, order)
     group = torch.zeros_like(groups).scatter_(0, block, of_place)
     w, y = (given.index_select(0, order).double() for given in (weights, labels))
