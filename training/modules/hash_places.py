@@ -205,16 +205,71 @@ def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> tuple[Tensor
     Raises:
         UserError: FBGEMM is not installed or does not load.
     """
-    rows, known, _ = find_rows_and_new(identities, ids, buckets)
-    return rows, known
+    found = look_up(identities, ids, buckets)
+    return found.rows, found.known
 
 
-def find_rows_and_new(
-    identities: Tensor, ids: Tensor, buckets: Buckets
-) -> tuple[Tensor, Tensor, int]:
-    """`find_rows`, and how many of the ids are new: neither `NO_ID` nor in the table; a device is waited for once."""
+class Refused:
+    """Ids for which there was no row.
+
+    Args:
+        values: ``[R]`` int64, at least one, each once.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        ids = values.sort().values
+        # What is above all of them is looked for behind them, where the least stands again.
+        self._ids = torch.cat([ids, ids[:1]])
+
+    @property
+    def values(self) -> Tensor:
+        """The ids ``[R]``, ascending."""
+        return self._ids[:-1]
+
+    def holds(self, values: Tensor) -> Tensor:
+        """Whether each of ``values`` ``[N]`` int64 is one of them, ``[N]`` bool."""
+        places = torch.searchsorted(self.values, values)
+        return self._ids.index_select(0, places) == values
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the ids of a batch stand.
+
+    Attributes:
+        rows: ``[N]``, for an id that has none its shared one.
+        known: ``[N]`` bool, whether it has one of its own.
+        new: ``[N]`` bool, whether it is to get one; None: none is.
+        new_count: how many are to get one.
+    """
+
+    rows: Tensor
+    known: Tensor
+    new: Tensor | None
+    new_count: int
+
+
+def look_up(
+    identities: Tensor,
+    ids: Tensor,
+    buckets: Buckets,
+    values: Tensor | None = None,
+    refused: "Refused | None" = None,
+) -> Found:
+    """`find_rows`, and which ids are new; a device is waited for once where none is, and else twice.
+
+    Args:
+        identities: ``[Z, 1]`` int64.
+        ids: ``[N]`` int64.
+        buckets: of each.
+        values: ``[N]`` int64, the ids as they were given; needed with ``refused``.
+        refused: values that are not new, as there is no row for them.
+
+    Raises:
+        UserError: FBGEMM is not installed or does not load.
+    """
     if not ids.numel():
-        return ids, ids == NO_ID, 0
+        return Found(ids, ids == NO_ID, None, 0)
     load_sparse_operators()
     reserved = buckets.reserved
     rows, _ = torch.ops.fbgemm.zero_collision_hash(
@@ -230,13 +285,19 @@ def find_rows_and_new(
     )
     without = ids == NO_ID
     known = identities[:, 0].index_select(0, rows) == ids
+    settled = torch.gt(known, without)
+    if refused is not None and values is not None:
+        settled |= refused.holds(values)
+    if bool(settled.all()):
+        return Found(rows, known, None, 0)
+    new = ~(settled | without)
     counts = int(
-        torch.where(without, _WITHOUT, ~known).sum()
+        torch.where(without, _WITHOUT, new).sum()
     )  # of those without an id and of new ones
     if counts >= _WITHOUT:  # the operator takes `NO_ID` for the id of an open row
         rows = torch.where(without, shared_rows(ids, buckets), rows)
-        known &= ~without
-    return rows, known, counts % _WITHOUT
+        known = known & ~without
+    return Found(rows, known, new, counts % _WITHOUT)
 
 
 def place(
