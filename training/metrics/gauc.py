@@ -57,7 +57,8 @@ def get_auc_states(
         areas, ranks = _of_rows(examples, sizes, longest)
     else:
         groups = torch.repeat_interleave(sizes, output_size=total * tasks)
-        blocks = ranked_blocks(*examples, groups, count)
+        scores, y, w = examples
+        blocks = ranked_blocks(scores, y, w, groups, count)
         ranks = (blocks.positives > 0) & (blocks.negatives > 0) & (blocks.scores > 1)
         areas = areas_under_roc(blocks)
     areas = torch.where(ranks, areas, 0.0)

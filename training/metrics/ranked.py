@@ -133,10 +133,37 @@ def average_precisions(blocks: RankedBlocks) -> Tensor:
     return torch.where(none, 0.0, area / torch.where(none, 1.0, blocks.positives))
 
 
-def discounted_gains(
-    scores: Tensor, gains: Tensor, groups: Tensor, count: int, k: int | None
-) -> Tensor:
-    """Each group's sum ``[G]`` of gains ``[N]`` over ``log2(place + 1)``, the first place being 1.
+@dataclass(frozen=True, kw_only=True)
+class Discounts:
+    """What a gain counts at each place of examples that are sorted by group, whatever their order in it.
+
+    Attributes:
+        group: int64 ``[N]``, of the example at each place.
+        discount: float64 ``[N]``, one over ``log2(place + 1)``, the first place of a group being 1.
+        groups: ``G``.
+    """
+
+    group: Tensor
+    discount: Tensor
+    groups: int
+
+
+def discounts_of(sizes: Tensor, examples: int, k: int | None) -> Discounts:
+    """The discounts of groups of ``sizes`` int64 ``[G]`` examples, whose sum is ``examples``.
+
+    Places behind the ``k``-th count 0; None: all places count.
+    """
+    group = torch.repeat_interleave(sizes, output_size=examples)
+    firsts = (sizes.cumsum(0) - sizes).index_select(0, group)
+    place = torch.arange(examples, device=sizes.device) - firsts
+    discount = 1.0 / torch.log2(place.double() + 2.0)
+    if k is not None:
+        discount = torch.where(place < k, discount, 0.0)
+    return Discounts(group=group, discount=discount, groups=len(sizes))
+
+
+def discounted_gains(scores: Tensor, gains: Tensor, groups: Tensor, discounts: Discounts) -> Tensor:
+    """Each group's sum ``[G]`` of gains ``[N]`` times the discounts of their places.
 
     Examples that score alike share the mean discount of their places.
 
@@ -144,17 +171,11 @@ def discounted_gains(
         scores: ``[N]``.
         gains: float64 ``[N]``.
         groups: int64 ``[N]`` from 0.
-        count: ``G``.
-        k: places behind it count 0; None: all places count.
+        discounts: of the groups.
     """
-    order, block = order_in_groups(scores, groups, count)
-    of_place = groups.index_select(0, order)
-    sizes = sums_by_group(torch.ones_like(groups), groups, count)
-    place = torch.arange(len(order), device=order.device) - (sizes.cumsum(0) - sizes)[of_place]
-    discount = 1.0 / torch.log2(place.double() + 2.0)
-    if k is not None:
-        discount = torch.where(place < k, discount, 0.0)
+    order, block = order_in_groups(scores, groups, discounts.groups)
+    discount = discounts.discount
     total = torch.zeros_like(discount).index_add_(0, block, discount)
     alike = torch.zeros_like(discount).index_add_(0, block, torch.ones_like(discount))
-    mean = (total / alike.clamp(min=1.0))[block]
-    return sums_by_group(gains[order] * mean, of_place, count)
+    mean = (total / alike.clamp(min=1.0)).index_select(0, block)
+    return sums_by_group(gains.index_select(0, order) * mean, discounts.group, discounts.groups)

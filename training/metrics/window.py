@@ -54,7 +54,7 @@ class WindowBuffer:
         sums = [window.newer_sum_with_room() for window in windows]
         held = [own for own in sums if own is not None]
         if len(held) == len(states):
-            new_sums = torch._foreach_add(held, states)  # noqa: SLF001 - torch has no public name
+            new_sums = list(torch._foreach_add(held, states))  # noqa: SLF001 - torch has no public name
         else:
             new_sums = [
                 state if own is None else own + state
