@@ -416,9 +416,12 @@ def _nth_lowest(scores: Tensor, n: int) -> Tensor:
 def _by_falling(scores: Tensor) -> Tensor:
     """The order that sorts scores, the highest first, equal ones by index.
 
-    It sorts by rising negative scores: torch sorts falling integers by comparison, rising ones by their digits.
+    On the CPU it sorts by rising negative scores: there torch sorts falling integers by comparison, rising ones by
+    their digits.
     """
-    return scores.neg().argsort(stable=True)
+    if scores.device.type == "cpu":
+        return scores.neg().argsort(stable=True)
+    return scores.argsort(descending=True, stable=True)
 
 
 class LFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know

@@ -190,23 +190,22 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             step, found.metadata, found.counts, found.inverse, threshold_mask=counted
         )
         counts, known_places = found.counts, found.known_places
-        new = torch.arange(found.new_ids.numel(), device=counts.device)
+        new: Tensor | None = None  # which of the new ids are counted; None: all
         if counted is not None:
             counts, known_places = counts[counted], known_places[counted[:known_count]]
-            new = new[counted[known_count:]]
+            new = counted[known_count:].nonzero().squeeze(1)
         metadata = {name: self.get_buffer(f"_mch_{name}")[:K] for name in self._metadata}
         given_up, chosen = policy.exchange_known_first(
             step, K, counts, known_places, metadata, fresh
         )
         rows = self._mch_remapped_ids_mapping
-        freed = rows[given_up]
+        freed = rows.index_select(0, given_up)
         self._evicted.append(freed)
-        row_of_place = rows.clone()
-        row_of_place[given_up] = rows[K]
+        row_of_place = rows.index_fill(0, given_up, rows[K])
         row_of_new = rows[K].repeat(found.new_ids.numel())
         if given_up.numel():
-            chosen = new[chosen]
-            row_of_new[chosen] = freed
+            chosen = chosen if new is None else new.index_select(0, chosen)
+            row_of_new.index_copy_(0, chosen, freed)
             values = [rows[:K], *metadata.values()]
             replace_ids(self._mch_sorted_raw_ids[:K], values, given_up, found, chosen)
         row_of_known = row_of_place.index_select(0, found.known_places)
