@@ -177,9 +177,8 @@ class GenericITEPModule(nn.Module):
     @property
     def held(self) -> list[tuple[PrunedRows, Tensor, Tensor]]:
         """The pruned rows here, the addresses of their ids, and their uses; live."""
-        buffers: dict[str, Any] = (
-            self._buffers
-        )  # `get_buffer` takes its time, once for each table and step
+        # `get_buffer` takes its time, twice for each table and step.
+        buffers: dict[str, Any] = self._buffers
         return [
             (own, buffers[name + ADDRESS], buffers[name + USE])
             for own, name in zip(self._held, self._names, strict=True)

@@ -358,6 +358,11 @@ class _ScoringPolicy(MCHEvictionPolicy):
         return places_E, chosen_E
 
 
+def fills_history(policy: MCHEvictionPolicy) -> bool:
+    """Whether `record_history_metadata` writes all of what it is given, which then need not be zero."""
+    return type(policy).record_history_metadata is _ScoringPolicy.record_history_metadata
+
+
 def exchanged(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
     """Which of ``K`` that have a place give it up to which of ``N`` that have none.
 

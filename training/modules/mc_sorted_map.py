@@ -15,7 +15,7 @@ from torch import Tensor
 from tessera.errors import UserError
 from tessera.training.modules.id_search import find
 from tessera.training.modules.mc_base import Features, ManagedCollisionModule, with_values
-from tessera.training.modules.mc_evictions import MCHEvictionPolicy
+from tessera.training.modules.mc_evictions import MCHEvictionPolicy, fills_history
 from tessera.training.modules.mc_history import Batch, Coalesced, coalesced, replace_ids
 
 MAX_ID = torch.iinfo(torch.int64).max
@@ -160,7 +160,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._current_iter += 1
         self._current_iter_tensor += 1
         ids = torch.cat([bag.values().long().reshape(-1) for bag in features.values()])
-        metadata = {name: torch.empty_like(ids) for name in self._in_history}
+        new = torch.empty_like if fills_history(self._eviction_policy) else torch.zeros_like
+        metadata = {name: new(ids) for name in self._in_history}
         self._eviction_policy.record_history_metadata(self._current_iter, ids, metadata)
         batch = self._looked_up(ids, metadata)
         self._history.append(batch)
