@@ -1,7 +1,7 @@
 """In-training embedding pruning: a table has rows for those of its ids that are used most.
 
-Which these are is decided again and again while the model is trained.  Each id has an address, the row that it is looked up at, and a use, how often it came. A table of ``E`` rows for ``U``
-ids gives the first ``E`` ids a row each at first. All others share the first row. At a pruning
+Which these are is decided again and again while the model is trained.  Each id has an address, the row that it is
+looked up at, and a use, how often it came.  A table of ``E`` rows for ``U`` ids gives the first ``E`` ids a row each at first. All others share the first row. At a pruning
 
 * the threshold is that use which the share ``1 - E / U`` of the ids do not exceed, in a sample of one id in 23;
 * ids that share the first row and whose use is above the threshold are to get rows, in the order of the ids;
@@ -134,7 +134,7 @@ def prune(
     ids = marks.nonzero()[:, 1]
 
     def first(bounds: list[int], start: int) -> Tensor:
-        """Of the marked ids of each table, which begin at ``start``, as many as there are in both."""
+        """The first marked ids of each table, as many as change places; ``start`` is where such marks begin."""
         own = zip(bounds, counts, strict=False)
         return torch.cat([ids[start + begin : start + begin + count] for begin, count in own])
 
