@@ -13,7 +13,7 @@ from tessera.training.modules.hash_mc_evictions import (
     get_kernel_from_policy,
 )
 from tessera.training.modules.hash_mc_modules import HashZchManagedCollisionModule, TrainInputMapper
-from tessera.training.modules.hash_places import murmur3_words
+from tessera.training.modules.hash_places import Refused, murmur3_words
 from tessera.training.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 from tessera.training.modules.mc_modules import ManagedCollisionCollection
 from tessera.training.sparse.jagged_tensor import JaggedTensor
@@ -98,6 +98,37 @@ def test_streams_of_ids_have_the_rows_of_a_loop(clock, policy, reserved, shape, 
     module.eval()
     assert rows_of(module, everything) == [reference.row(id_) for id_ in everything]
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_refused_ids_are_told_from_all_others(device):
+    for values in ([5], [7, -3, 9], [MAX, 0], [-MAX - 1, MAX, 4]):
+        refused = Refused(torch.tensor(values, device=device))
+        assert refused.values.tolist() == sorted(values)
+        asked = [-MAX - 1, -4, -3, -1, 0, 4, 5, 6, 7, 8, 9, 10, MAX - 1, MAX]
+        found = refused.holds(torch.tensor(asked, device=device))
+        assert found.tolist() == [value in values for value in asked]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ids_that_a_full_table_refused_get_rows_when_others_expire(clock, policy, device):
+    module = zch(12, 2, policy, 1, device, max_probe=4)
+    reference = PlacesInAList([(0, 6), (6, 6)], 4, lambda id_: id_ % 2, policy)
+    generator = torch.Generator().manual_seed(7)
+    evicted, refusals, regained, once_refused = 0, 0, 0, set()
+    for step in range(60):
+        hour = 500 + step // 6
+        clock(hour)
+        if step == 40:  # a table that was loaded has other rows
+            module.load_state_dict(module.state_dict())
+        ids = torch.randint(0, 30, (7,), generator=generator).tolist()
+        evicted += len(reference.train(ids, hour, 1))
+        assert rows_of(module, ids) == [reference.row(id_) for id_ in ids]
+        regained += sum(reference.knows(id_) for id_ in once_refused)
+        if module._refused is not None:
+            refusals += 1
+            once_refused |= {*module._refused.values.tolist()}
+    assert refusals > 20, refusals
+    assert bool(evicted) == bool(regained) == bool(policy)
 
 
 def test_many_new_ids_at_once_are_placed_one_after_another(device):

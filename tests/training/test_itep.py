@@ -164,15 +164,37 @@ def test_pruning_is_what_its_description_says(ids, rows):
         some = torch.randint(0, ids, (ids // 2,), generator=generator)
         id_pruning.count_use(use, some)
         expected = pruned(address.tolist(), use.tolist(), rows, step, 10)
-        moved = id_pruning.prune(address, use, rows, step, 10)
+        (moved,) = id_pruning.prune([address], [use], [rows], step, 10)
         assert (address.tolist(), use.tolist(), moved.tolist()) == expected
         moves += len(moved)
         # Every row but the first belongs to one id at most.
         held = address[address != 0].tolist()
         assert len(held) == len(set(held)) == max(rows - 1, 0)
     assert moves or rows == 1
-    full = torch.arange(rows)
-    assert not len(id_pruning.prune(full, torch.rand(rows), rows, 20, 10))
+
+
+def test_tables_are_pruned_at_once_as_each_by_itself():
+    generator = torch.Generator().manual_seed(0)
+    tables = [(120, 40), (10, 3), (50, 49), (1000, 1), (22, 7), (23, 5), (400, 120)]
+    rows = [own for _, own in tables]
+    addresses = [id_pruning.first_addresses(ids, own) for ids, own in tables]
+    uses = [torch.zeros(ids) for ids, _ in tables]
+    assert id_pruning.prune([], [], [], 2, 10) == []
+    moves = [0] * len(tables)
+    for step in range(30):
+        for use in uses:
+            ids = torch.randint(0, len(use), (len(use) // 2,), generator=generator)
+            id_pruning.count_use(use, ids)
+        expected = [
+            pruned(address.tolist(), use.tolist(), own, step, 10)
+            for address, use, own in zip(addresses, uses, rows, strict=True)
+        ]
+        moved = id_pruning.prune(addresses, uses, rows, step, 10)
+        for place, wanted in enumerate(expected):
+            found = (addresses[place].tolist(), uses[place].tolist(), moved[place].tolist())
+            assert found == wanted
+            moves[place] += len(moved[place])
+    assert sum(count > 0 for count in moves) >= 5, moves
 
 
 def test_steps_of_pruning_and_counting():

@@ -20,6 +20,8 @@ from tessera.training.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
+from tessera.training.modules.mc_evictions import exchanged, exchanged_by_sort
+from tessera.training.modules.mc_history import merge, sort_with
 from tessera.training.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
@@ -144,6 +146,61 @@ def test_ids_are_hashed_first_where_a_function_says_so():
     assert module.input_size() == 10
     given = apply_mc_method_to_jt_dict(module.eval(), "remap", bag([3, 23]))
     assert given["f"].values().tolist() == [2, 4]
+
+
+class Observed(DistanceLFU_EvictionPolicy):
+    """A policy of a user's own, which is asked by TorchRec's method."""
+
+    calls = 0
+
+    def update_metadata_and_generate_eviction_scores(self, *args, **kwargs):
+        self.calls += 1
+        return super().update_metadata_and_generate_eviction_scores(*args, **kwargs)
+
+
+def test_a_policy_of_a_users_own_is_asked_by_the_method_of_its_interface():
+    observed, generator = Observed(), torch.Generator().manual_seed(0)
+    modules = [
+        MCHManagedCollisionModule(20, torch.device("cpu"), policy, 2)
+        for policy in (observed, DistanceLFU_EvictionPolicy())
+    ]
+    for _ in range(30):
+        ids = (torch.rand(25, generator=generator) ** 2 * 60).long()
+        bags = {"f": JaggedTensor(ids, lengths=torch.ones(25, dtype=torch.int32))}
+        own, expected = (module(bags)["f"].values() for module in modules)
+        assert own.tolist() == expected.tolist()
+    assert observed.calls == 15
+
+
+@pytest.mark.parametrize("size", [1, 2, 30])
+def test_a_map_is_sorted_again_alike_by_a_sort_and_by_passes(size):
+    generator = torch.Generator().manual_seed(size)
+    for _ in range(50):
+        ids, others = (torch.randperm(100, generator=generator) for _ in range(2))
+        sorted_ids, new_ids = ids[:size].sort().values, ids[size:]
+        count = int(torch.randint(0, size + 1, (), generator=generator))
+        replaced = torch.randperm(size, generator=generator)[:count]
+        new_ids = new_ids[:count].sort().values
+        places = torch.searchsorted(sorted_ids, new_ids)
+        by_passes, by_sort = ([sorted_ids.clone(), others[:size].clone()] for _ in range(2))
+        merge(by_passes[0], by_passes[1:], replaced, new_ids, places)
+        sort_with(by_sort[0], by_sort[1:], replaced, new_ids)
+        for own, expected in zip(by_sort, by_passes, strict=True):
+            assert own.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_rows_change_hands_alike_by_a_sort_of_all_and_by_parts(dtype):
+    generator = torch.Generator().manual_seed(3)
+    moves = 0
+    for trial in range(200):
+        sizes = torch.randint(1, 30, (2,), generator=generator).tolist()
+        spread = 2 + trial % 40
+        scores = [torch.randint(spread, (n,), generator=generator).to(dtype) for n in sizes]
+        by_parts, by_sort = exchanged(*scores), exchanged_by_sort(*scores)
+        assert [part.tolist() for part in by_parts] == [part.tolist() for part in by_sort]
+        moves += len(by_parts[0])
+    assert moves > 200
 
 
 def test_thresholds():

@@ -34,7 +34,7 @@ REASONS: list[tuple[str, str]] = [
         r"distributed\.maglev\..*",
         "layers are not divided into stages over ranks (pipeline parallelism)",
     ),
-    (r"metrics\.gauc\..*", "sessions are ranked without padding"),
+    (r"metrics\.gauc\..*", "helpers of TorchRec's own ranking of sessions"),
     (
         r"metrics\.(cpu_\w+|deferrable_\w+|metric_job_types|metric_state_snapshot|noop_\w+)\..*",
         _METRIC_THREADS,

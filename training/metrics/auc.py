@@ -15,8 +15,9 @@ from torch import Tensor
 
 from tessera.training.metrics.metrics_namespace import MetricName, MetricNamespace, MetricPrefix
 from tessera.training.metrics.ranked import RankedBlocks, areas_under_roc, ranked_blocks
+from tessera.training.metrics.ranked_rows import row_areas
 from tessera.training.metrics.rec_metric import MetricComputationReport, RecMetric
-from tessera.training.metrics.rows import GROUPING_KEYS, RowsComputation
+from tessera.training.metrics.rows import GROUPING_KEYS, RowsComputation, in_one
 
 _POSITIVE_FROM = 0.039
 
@@ -53,10 +54,12 @@ def compute_auc(
         weights: how many examples one stands for.
         apply_bin: whether labels from 0.039 up are 1.
     """
-    scores, y, w = (torch.cat(list(parts), dim=-1) for parts in (predictions, labels, weights))
+    scores, y, w = (in_one(parts) for parts in (predictions, labels, weights))
     if apply_bin:
         y = torch.where(y >= _POSITIVE_FROM, torch.ones_like(y), y)
-    return torch.cat([areas_under_roc(blocks) for blocks in blocks_of_tasks(scores, y, w)])
+    if scores.device.type == "cpu" or not scores.shape[-1]:
+        return torch.cat([areas_under_roc(blocks) for blocks in blocks_of_tasks(scores, y, w)])
+    return torch.stack([row_areas(*of_task).aucs() for of_task in zip(scores, y, w, strict=True)])
 
 
 def compute_auc_per_group(
@@ -75,7 +78,7 @@ def compute_auc_per_group(
         weights: parts ``[T, n]``.
         grouping_keys: integers ``[N]``, equal where examples belong together.
     """
-    scores, y, w = (torch.cat(list(parts), dim=-1) for parts in (predictions, labels, weights))
+    scores, y, w = (in_one(parts) for parts in (predictions, labels, weights))
     return torch.stack(
         [
             mean_over_groups(areas_under_roc(blocks), 0.5)

@@ -15,7 +15,7 @@ from tessera.training.metrics.metrics_namespace import (
     MetricNamespace,
 )
 from tessera.training.metrics.rec_metric import RecMetric
-from tessera.training.metrics.sums import Sums, SumsComputation, ratio
+from tessera.training.metrics.sums import Sums, SumsComputation, ratio, sums_together
 
 
 def compute_calibration(calibration_num: Tensor, calibration_denom: Tensor) -> Tensor:
@@ -28,10 +28,7 @@ def get_calibration_states(
 ) -> dict[str, Tensor]:
     """What a batch adds to the sums, each ``[T]``."""
     w = weights.double()
-    return {
-        "calibration_num": (w * predictions).sum(-1),
-        "calibration_denom": (w * labels).sum(-1),
-    }
+    return sums_together({"calibration_num": w * predictions, "calibration_denom": w * labels})
 
 
 class CalibrationMetricComputation(SumsComputation):

@@ -6,7 +6,7 @@ Shapes: ``T`` tasks of a computation, ``B`` examples of a batch.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -116,11 +116,17 @@ class RecMetricComputation(MetricStates, abc.ABC):
 
     def _aggregate_window_state(self, state_name: str, state: Tensor, num_samples: int) -> None:
         """Add a batch's part of a state, of ``num_samples`` examples, to the window."""
-        name = self.get_window_state_name(state_name)
-        if name not in self._batch_window_buffers:
-            raise RecMetricException(f"state {state_name!r} has no window; add it with one")
-        self._batch_window_buffers[name].add(state, num_samples)
-        self._unwritten.add(name)
+        self._aggregate_window_states({state_name: state}, num_samples)
+
+    def _aggregate_window_states(self, states: Mapping[str, Tensor], num_samples: int) -> None:
+        """Add a batch's parts of several states, of ``num_samples`` examples, to their windows."""
+        names = [self.get_window_state_name(name) for name in states]
+        buffers = self._batch_window_buffers
+        for state_name, name in zip(states, names, strict=True):
+            if name not in buffers:
+                raise RecMetricException(f"state {state_name!r} has no window; add it with one")
+        WindowBuffer.add_to_each([buffers[name] for name in names], [*states.values()], num_samples)
+        self._unwritten.update(names)
 
     def __getattr__(self, name: str) -> Any:
         """A buffer or module; the state of a window, which `_aggregate_window_state` leaves as it was, is written first."""

@@ -18,9 +18,13 @@ from tessera.training.metrics.metrics_namespace import (
     MetricNamespace,
 )
 from tessera.training.metrics.ranked import areas_under_roc, ranked_blocks
+from tessera.training.metrics.ranked_rows import as_rows, row_areas
 from tessera.training.metrics.rec_metric import RecMetric
 from tessera.training.metrics.states import RecMetricException
 from tessera.training.metrics.sums import Sums, SumsComputation
+
+_MOST_CELLS = 4
+"""Sessions are ranked as rows of a matrix that has at most so many cells for each example."""
 
 
 def get_auc_states(
@@ -37,22 +41,62 @@ def get_auc_states(
     Raises:
         RecMetricException: their sum is another.
     """
-    count = len(num_candidates)
-    groups = torch.repeat_interleave(
-        torch.arange(count, device=labels.device), num_candidates.to(labels.device)
-    )
-    if len(groups) != labels.shape[-1]:
+    tasks, sessions = len(labels), len(num_candidates)
+    sizes = num_candidates.to(labels.device, torch.int64)
+    # One wait for both, and none for the sessions' numbers.
+    total, longest = torch.stack([sizes.sum(), sizes.max()]).tolist() if sessions else (0, 0)
+    if total != labels.shape[-1]:
         raise RecMetricException(
-            f"num_candidates has {len(groups)} examples and the batch {labels.shape[-1]}; give the "
+            f"num_candidates has {total} examples and the batch {labels.shape[-1]}; give the "
             "number of examples of each session"
         )
-    sums, numbers = [], []
-    for of_task in zip(predictions, labels, weights, strict=True):
-        blocks = ranked_blocks(*of_task, groups, count)
+    # The sessions of all tasks are ranked at once.
+    sizes, count = (sizes.repeat(tasks) if tasks > 1 else sizes), sessions * tasks
+    examples = [given.flatten() for given in (predictions, labels, weights)]
+    if 0 < longest * count <= _MOST_CELLS * total * tasks:
+        areas, ranks = _of_rows(examples, sizes, longest)
+    else:
+        groups = torch.repeat_interleave(sizes, output_size=total * tasks)
+        scores, y, w = examples
+        blocks = ranked_blocks(scores, y, w, groups, count)
         ranks = (blocks.positives > 0) & (blocks.negatives > 0) & (blocks.scores > 1)
-        sums.append(torch.where(ranks, areas_under_roc(blocks), 0.0).sum())
-        numbers.append(ranks.sum())
-    return {"auc_sum": torch.stack(sums), "num_samples": torch.stack(numbers)}
+        areas = areas_under_roc(blocks)
+    areas = torch.where(ranks, areas, 0.0)
+    return {
+        "auc_sum": areas.view(tasks, sessions).sum(1),
+        "num_samples": ranks.view(tasks, sessions).sum(1),
+    }
+
+
+def _of_rows(examples: list[Tensor], sizes: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """The AUC of each session and whether it ranks anything, ``[G]``, with sessions as rows of matrices.
+
+    Args:
+        examples: predictions, labels and weights ``[N]``.
+        sizes: int64 ``[G]``, the examples of each session.
+        longest: the greatest of them.
+    """
+    total, count = len(examples[0]), len(sizes)
+    full = longest * count == total
+    if full:
+        scores, y, w = (given.view(count, longest) for given in examples)
+    else:
+        groups = torch.repeat_interleave(sizes, output_size=total)
+        firsts = torch.arange(count, device=sizes.device) * longest - (sizes.cumsum(0) - sizes)
+        cells = torch.arange(total, device=sizes.device) + firsts.index_select(0, groups)
+        if not examples[0].is_floating_point():
+            examples = [examples[0].double(), *examples[1:]]
+        fillings = (-torch.inf, 0.0, 0.0)
+        scores, y, w = (
+            as_rows(given, cells, count, longest, filling)
+            for given, filling in zip(examples, fillings, strict=True)
+        )
+    rows = row_areas(scores, y, w)
+    if full:
+        blocks = rows.blocks[:, -1]
+    else:
+        blocks = rows.blocks.gather(1, (sizes - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    return rows.aucs(), (rows.positives > 0) & (rows.negatives > 0) & (blocks > 1)
 
 
 def compute_window_auc(auc: Tensor, num_samples: Tensor) -> dict[str, Tensor]:

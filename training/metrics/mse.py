@@ -76,8 +76,13 @@ class MSEMetricComputation(SumsComputation):
         weights: Tensor,
         **kwargs: Any,  # noqa: ARG002 - what other metrics of the list need
     ) -> Sums:
-        states = get_mse_states(labels, predictions, weights)
-        return {name: states[name] for name in self._sums}
+        if self._include_r_squared:
+            return get_mse_states(labels, predictions, weights)
+        w = weights.double()
+        return {
+            "error_sum": compute_error_sum(labels, predictions, w),
+            "weighted_num_samples": w.sum(-1),
+        }
 
     def _of_sums(self, sums: Sums) -> list[tuple[MetricNameBase, Tensor]]:
         errors, samples, *of_labels = (sums[name] for name in self._sums)

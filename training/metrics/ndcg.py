@@ -19,7 +19,7 @@ from tessera.training.metrics.metrics_namespace import (
     MetricNameBase,
     MetricNamespace,
 )
-from tessera.training.metrics.ranked import discounted_gains
+from tessera.training.metrics.ranked import Discounts, discounted_gains, discounts_of
 from tessera.training.metrics.rec_metric import RecMetric
 from tessera.training.metrics.states import RecMetricException
 from tessera.training.metrics.sums import Sums, SumsComputation
@@ -76,22 +76,24 @@ class NDCGComputation(SumsComputation):
                 f"required_inputs[{self._session_key!r}] is missing; give the session of each example"
             )
         ids = ids.reshape(-1, labels.shape[-1])
-        if not bool((ids == ids[0]).all()):
+        if len(ids) > 1 and not bool((ids == ids[0]).all()):
             raise RecMetricException("the tasks have other sessions; NDCG needs the same for all")
         _, sessions, sizes = torch.unique(ids[0], return_inverse=True, return_counts=True)
         rows = torch.stack([predictions.double(), labels.double(), weights.double()])
         if self._remove_single:
             kept = (sizes > 1)[sessions]
             rows = rows[..., kept]
-            _, sessions = torch.unique(sessions[kept], return_inverse=True)
-        count = int(sessions.max()) + 1 if sessions.numel() else 0
+            _, sessions, sizes = torch.unique(
+                sessions[kept], return_inverse=True, return_counts=True
+            )
+        discounts = discounts_of(sizes, len(sessions), self._k)
         values = [
-            self._of_task(p, y, w, sessions, count, negative=negative)
+            self._of_task(p, y, w, sessions, discounts, negative=negative)
             for p, y, w, negative in zip(*rows, self._negative, strict=True)
         ]
         return {
             "sum_ndcg": torch.stack(values),
-            "num_sessions": rows.new_full((len(values),), count),
+            "num_sessions": rows.new_full((len(values),), len(sizes)),
         }
 
     def _of_task(
@@ -100,7 +102,7 @@ class NDCGComputation(SumsComputation):
         labels: Tensor,
         weights: Tensor,
         sessions: Tensor,
-        count: int,
+        discounts: Discounts,
         *,
         negative: bool,
     ) -> Tensor:
@@ -110,12 +112,13 @@ class NDCGComputation(SumsComputation):
         if self._scale_by_weights:
             predictions, labels = weights * predictions, weights * labels
         gains = torch.exp2(labels) - 1.0 if self._exponential_gain else labels
-        gained = discounted_gains(predictions, gains, sessions, count, self._k)
-        best = discounted_gains(labels, gains, sessions, count, self._k)
+        gained = discounted_gains(predictions, gains, sessions, discounts)
+        best = discounted_gains(labels, gains, sessions, discounts)
         ndcg = gained / torch.where(best == 0, _NO_GAIN, best)
         value = 1.0 - ndcg if self._decreasing else ndcg
         if not self._scale_by_weights:
-            largest = weights.new_zeros(count).scatter_reduce(0, sessions, weights, "amax")
+            largest = weights.new_zeros(discounts.groups)
+            largest = largest.scatter_reduce(0, sessions, weights, "amax")
             value = value * largest
         return value.sum()
 

@@ -20,7 +20,7 @@ from tessera.training.metrics.metrics_namespace import (
     MetricNamespace,
 )
 from tessera.training.metrics.rec_metric import RecMetric
-from tessera.training.metrics.sums import Sums, SumsComputation
+from tessera.training.metrics.sums import Sums, SumsComputation, sums_together
 
 ETA = 1e-12
 
@@ -32,9 +32,16 @@ def compute_cross_entropy(
 
     Predictions are moved into ``[eta, 1 - eta]``.
     """
-    p = predictions.double().clamp(min=eta, max=1.0 - eta)
     y = labels.double()
-    return -weights.double() * (y * torch.log2(p) + (1.0 - y) * torch.log2(1.0 - p))
+    return _cross_entropy(y, 1.0 - y, predictions, weights.double(), eta)
+
+
+def _cross_entropy(
+    y: Tensor, without: Tensor, predictions: Tensor, w: Tensor, eta: float
+) -> Tensor:
+    """`compute_cross_entropy` of labels ``y``, ``without`` being 1 less them, and weights in float64."""
+    p = predictions.double().clamp(min=eta, max=1.0 - eta)
+    return -w * (y * torch.log2(p) + without * torch.log2(1.0 - p))
 
 
 def get_ne_states(
@@ -42,12 +49,13 @@ def get_ne_states(
 ) -> dict[str, Tensor]:
     """What a batch adds to the sums, each ``[T]``."""
     w, y = weights.double(), labels.double()
-    return {
-        "cross_entropy_sum": compute_cross_entropy(labels, predictions, weights, eta).sum(-1),
-        "weighted_num_samples": w.sum(-1),
-        "pos_labels": (w * y).sum(-1),
-        "neg_labels": (w * (1.0 - y)).sum(-1),
-    }
+    without = 1.0 - y
+    return sums_together({
+        "cross_entropy_sum": _cross_entropy(y, without, predictions, w, eta),
+        "weighted_num_samples": w,
+        "pos_labels": w * y,
+        "neg_labels": w * without,
+    })  # fmt: skip
 
 
 def compute_ne(  # noqa: PLR0917 - the signature TorchRec users know

@@ -84,7 +84,7 @@ def ranked_blocks(
     of_blocks, of_groups, running = [], [], []
     for weight in (w * y, w * (1.0 - y)):
         by_block = torch.zeros_like(weight).index_add_(0, block, weight)
-        by_group = weight.new_zeros(count).index_add_(0, of_place, weight)
+        by_group = sums_by_group(weight, of_place, count)
         before = by_group.cumsum(0) - by_group
         of_blocks.append(by_block)
         of_groups.append(by_group)
@@ -99,14 +99,21 @@ def ranked_blocks(
         negative_to=running[1],
         positives=of_groups[0],
         negatives=of_groups[1],
-        scores=torch.zeros_like(of_groups[0], dtype=torch.int64).index_add_(0, of_place, first),
+        scores=sums_by_group(first, of_place, count),
     )
+
+
+def sums_by_group(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """The sum ``[G]`` of the values ``[N]`` of each of ``count`` groups, whose numbers ``groups`` are int64 ``[N]``."""
+    if count == 1:  # a GPU would add to one number in memory, one value after another
+        return values.sum().view(1)
+    return values.new_zeros(count).index_add_(0, groups, values)
 
 
 def areas_under_roc(blocks: RankedBlocks) -> Tensor:
     """The AUC ``[G]`` of each group, ties counting one half; 0.5 for one class, which ranks nothing."""
     won = blocks.negative * (blocks.positive_to - blocks.positive / 2)
-    area = torch.zeros_like(blocks.positives).index_add_(0, blocks.group, won)
+    area = sums_by_group(won, blocks.group, len(blocks.positives))
     pairs = blocks.positives * blocks.negatives
     return torch.where(pairs == 0, 0.5, area / torch.where(pairs == 0, 1.0, pairs))
 
@@ -121,15 +128,42 @@ def average_precisions(blocks: RankedBlocks) -> Tensor:
     part = torch.where(
         empty, 0.0, blocks.positive * blocks.positive_to / torch.where(empty, 1.0, at_or_above)
     )
-    area = torch.zeros_like(blocks.positives).index_add_(0, blocks.group, part)
+    area = sums_by_group(part, blocks.group, len(blocks.positives))
     none = blocks.positives == 0
     return torch.where(none, 0.0, area / torch.where(none, 1.0, blocks.positives))
 
 
-def discounted_gains(
-    scores: Tensor, gains: Tensor, groups: Tensor, count: int, k: int | None
-) -> Tensor:
-    """Each group's sum ``[G]`` of gains ``[N]`` over ``log2(place + 1)``, the first place being 1.
+@dataclass(frozen=True, kw_only=True)
+class Discounts:
+    """What a gain counts at each place of examples that are sorted by group, whatever their order in it.
+
+    Attributes:
+        group: int64 ``[N]``, of the example at each place.
+        discount: float64 ``[N]``, one over ``log2(place + 1)``, the first place of a group being 1.
+        groups: ``G``.
+    """
+
+    group: Tensor
+    discount: Tensor
+    groups: int
+
+
+def discounts_of(sizes: Tensor, examples: int, k: int | None) -> Discounts:
+    """The discounts of groups of ``sizes`` int64 ``[G]`` examples, whose sum is ``examples``.
+
+    Places behind the ``k``-th count 0; None: all places count.
+    """
+    group = torch.repeat_interleave(sizes, output_size=examples)
+    firsts = (sizes.cumsum(0) - sizes).index_select(0, group)
+    place = torch.arange(examples, device=sizes.device) - firsts
+    discount = 1.0 / torch.log2(place.double() + 2.0)
+    if k is not None:
+        discount = torch.where(place < k, discount, 0.0)
+    return Discounts(group=group, discount=discount, groups=len(sizes))
+
+
+def discounted_gains(scores: Tensor, gains: Tensor, groups: Tensor, discounts: Discounts) -> Tensor:
+    """Each group's sum ``[G]`` of gains ``[N]`` times the discounts of their places.
 
     Examples that score alike share the mean discount of their places.
 
@@ -137,18 +171,11 @@ def discounted_gains(
         scores: ``[N]``.
         gains: float64 ``[N]``.
         groups: int64 ``[N]`` from 0.
-        count: ``G``.
-        k: places behind it count 0; None: all places count.
+        discounts: of the groups.
     """
-    order, block = order_in_groups(scores, groups, count)
-    of_place = groups.index_select(0, order)
-    sizes = torch.zeros(count, dtype=torch.int64, device=groups.device)
-    sizes.index_add_(0, groups, torch.ones_like(groups))
-    place = torch.arange(len(order), device=order.device) - (sizes.cumsum(0) - sizes)[of_place]
-    discount = 1.0 / torch.log2(place.double() + 2.0)
-    if k is not None:
-        discount = torch.where(place < k, discount, 0.0)
+    order, block = order_in_groups(scores, groups, discounts.groups)
+    discount = discounts.discount
     total = torch.zeros_like(discount).index_add_(0, block, discount)
     alike = torch.zeros_like(discount).index_add_(0, block, torch.ones_like(discount))
-    mean = (total / alike.clamp(min=1.0))[block]
-    return discount.new_zeros(count).index_add_(0, of_place, gains[order] * mean)
+    mean = (total / alike.clamp(min=1.0)).index_select(0, block)
+    return sums_by_group(gains.index_select(0, order) * mean, discounts.group, discounts.groups)

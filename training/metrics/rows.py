@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,11 @@ PREDICTIONS = "predictions"
 LABELS = "labels"
 WEIGHTS = "weights"
 GROUPING_KEYS = "grouping_keys"
+
+
+def in_one(parts: Sequence[Tensor]) -> Tensor:
+    """Parts ``[..., n]`` behind one another; one part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
 
 class RowsComputation(RecMetricComputation):
@@ -76,7 +82,7 @@ class RowsComputation(RecMetricComputation):
     def pre_compute(self) -> None:
         """Make one tensor of what many batches left, so that it is done once."""
         for name in (PREDICTIONS, LABELS, WEIGHTS, *((GROUPING_KEYS,) if self._grouped else ())):
-            setattr(self, name, [torch.cat(self._rows(name), dim=-1)])
+            setattr(self, name, [in_one(self._rows(name))])
 
     def reset(self) -> None:
         """Forget all examples."""
@@ -89,10 +95,10 @@ class RowsComputation(RecMetricComputation):
     def _window(self) -> tuple[Tensor, Tensor, Tensor]:
         """Predictions, labels and weights ``[T, N]``."""
         predictions, labels, weights = (
-            torch.cat(self._rows(name), dim=-1) for name in (PREDICTIONS, LABELS, WEIGHTS)
+            in_one(self._rows(name)) for name in (PREDICTIONS, LABELS, WEIGHTS)
         )
         return predictions, labels, weights
 
     def _groups(self) -> Tensor:
         """The groups ``[N]``."""
-        return torch.cat(self._rows(GROUPING_KEYS))
+        return in_one(self._rows(GROUPING_KEYS))

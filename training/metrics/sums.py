@@ -39,6 +39,14 @@ def ratio(over: Tensor, under: Tensor, otherwise: float = 0.0) -> Tensor:
     return torch.where(none, otherwise, over / torch.where(none, 1.0, under))
 
 
+def sums_together(numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums ``[T]`` of numbers ``[T, B]`` by name; a GPU works them all out by one kernel."""
+    if next(iter(numbers.values())).device.type == "cpu":
+        return {name: values.sum(-1) for name, values in numbers.items()}
+    together = torch.stack(list(numbers.values())).sum(-1)
+    return dict(zip(numbers, together.unbind(0), strict=True))
+
+
 class SumsComputation(RecMetricComputation):
     """The base class of metrics of sums.
 
@@ -83,10 +91,13 @@ class SumsComputation(RecMetricComputation):
         """Count a batch: predictions, labels and weights ``[T, B]``."""
         predictions, weights = given("predictions", predictions), given("weights", weights)
         added = self._of_batch(predictions, labels, weights, **kwargs)
-        for name, state in added.items():
-            own = self.get_buffer(name)
-            own += state
-            self._aggregate_window_state(name, state.to(own.dtype), labels.shape[-1])
+        if not added:
+            return
+        own = [self.get_buffer(name) for name in added]
+        pairs = zip(added.items(), own, strict=True)
+        states = {name: state.to(buffer.dtype) for (name, state), buffer in pairs}
+        torch._foreach_add_(own, [*states.values()])  # one kernel of a GPU for all of them
+        self._aggregate_window_states(states, labels.shape[-1])
 
     def _compute(self) -> list[MetricComputationReport]:
         lifetime = {name: self.get_buffer(name) for name in self._sums}

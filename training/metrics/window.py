@@ -45,10 +45,34 @@ class WindowBuffer:
 
     def add(self, curr_state: Tensor, size: int) -> None:
         """Add a batch of ``size`` examples; ``curr_state`` must not be changed afterwards."""
+        newer_sum = self.newer_sum_with_room()
+        self.append(curr_state, curr_state if newer_sum is None else newer_sum + curr_state, size)
+
+    @staticmethod
+    def add_to_each(windows: list[WindowBuffer], states: list[Tensor], size: int) -> None:
+        """`add` a state of one batch to each window, with one kernel of a GPU for all of them."""
+        sums = [window.newer_sum_with_room() for window in windows]
+        held = [own for own in sums if own is not None]
+        if len(held) == len(states):
+            new_sums = list(torch._foreach_add(held, states))  # noqa: SLF001 - torch has no public name
+        else:
+            new_sums = [
+                state if own is None else own + state
+                for own, state in zip(sums, states, strict=True)
+            ]
+        for window, state, new_sum in zip(windows, states, new_sums, strict=True):
+            window.append(state, new_sum, size)
+
+    def newer_sum_with_room(self) -> Tensor | None:
+        """The sum of the newer part, after the oldest batch left if there was no place for one more."""
         if len(self._sizes) == self._max_buffer_count:
             self._remove_oldest()
+        return self._newer_sum
+
+    def append(self, curr_state: Tensor, newer_sum: Tensor, size: int) -> None:
+        """Add a batch, for which there is room, with the sum of the newer part that it belongs to."""
         self._newer.append(curr_state)
-        self._newer_sum = curr_state if self._newer_sum is None else self._newer_sum + curr_state
+        self._newer_sum = newer_sum
         self._sizes.append(size)
         self._used_size += size
         while self._used_size > self._max_size and len(self._sizes) > 1:

@@ -237,8 +237,7 @@ class HashZchEvictionModule(nn.Module):
         if self._order is None:  # the scores do not depend on the features
             parts = [*ids.values()]
             values = parts[0] if len(parts) == 1 else torch.cat([nothing, *parts])
-            whole = torch.full((1,), values.numel(), dtype=torch.int64, device=self._device)
-            return values, *self.forward(JaggedTensor(values, lengths=whole, validate=False))
+            return values, *self.forward(JaggedTensor(values, validate=False))
         parts = [ids.get(name, nothing) for name in order]
         values = torch.cat([nothing, *parts])
         counts = torch.tensor([part.numel() for part in parts], device=self._device)

@@ -31,6 +31,7 @@ from tessera.training.modules.hash_mc_evictions import (
 from tessera.training.modules.hash_places import (
     NO_ID,
     Buckets,
+    Refused,
     TrainInputMapper,
     even_bounds,
     reserved_rows,
@@ -38,6 +39,8 @@ from tessera.training.modules.hash_places import (
 from tessera.training.modules.id_search import find
 from tessera.training.modules.mc_base import Features, ManagedCollisionModule, with_values
 from tessera.training.sparse.checks import values_are_unknown
+
+_REFUSED_IDS = 2**18  # so many ids without a row are remembered, or as many as there are rows
 
 
 class HashZchManagedCollisionModule(ManagedCollisionModule):
@@ -68,7 +71,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         read_only_suffix: features of which the names end so are looked up and get no new rows.
         persist_hash_zch_bucket: whether the number of buckets is part of the state.
 
-    A call costs up to ``max_probe`` comparisons an id.  Memory: 8 bytes a row, with a policy 12.
+    A call costs up to ``max_probe`` comparisons an id.  Memory: 8 bytes a row, with a policy 12, and while it trains 8
+    for each id that got none, which is not tried again in the same hour: of up to 262,144, or as many as rows.
 
     Raises:
         UserError: a number that does not fit the others, or a policy without times to live.
@@ -166,6 +170,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             name,
         ).to(device)
         self._evicted: list[Tensor] = []
+        self._refused: Refused | None = None
+        self._refused_state: tuple[int, ...] = ()
         self.register_load_state_dict_pre_hook(_without_metadata)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.register_load_state_dict_post_hook(lambda module, _: module.purge())  # type: ignore[no-untyped-call] # as above
         self.reset_parameters()
@@ -233,7 +239,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         return self.remap(features, mutate_miss_lengths)
 
     def _where(self, ids: Tensor) -> tuple[Tensor, Buckets]:
-        found, sizes, firsts = self.input_mapper(ids, self._first_row)
+        found, sizes, firsts = self.input_mapper(ids, self._first_row or None)
         return found, Buckets(sizes, firsts, self._reserved, self._max_probe)
 
     def _rows(self, values: Tensor) -> Tensor:
@@ -267,13 +273,16 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if not values.numel():
             return {}
         own, buckets = self._where(values)
-        rows, known = hash_places.find_rows(self._hash_zch_identities, own, buckets)
+        refused = self._refused_at(now)
+        found = hash_places.look_up(self._hash_zch_identities, own, buckets, values, refused)
         metadata = self._hash_zch_metadata
         if metadata is not None and hours is not None:
-            came = torch.where(known, hours, torch.iinfo(torch.int32).min)
-            metadata[:, 0].scatter_reduce_(0, rows, came.to(metadata.dtype), "amax")
-        new = (~known & (own != NO_ID)).nonzero().squeeze(1)
-        if new.numel():
+            came = hours
+            if found.new is not None or refused is not None:
+                came = torch.where(found.known, hours, torch.iinfo(torch.int32).min)
+            metadata[:, 0].scatter_reduce_(0, found.rows, came.to(metadata.dtype), "amax")
+        if found.new is not None and found.new_count:
+            new = torch.nonzero_static(found.new, size=found.new_count).squeeze(1)
             chosen, chosen_hours = self._chosen(values, new, hours)
             evicted = hash_places.place(
                 self._hash_zch_identities,
@@ -284,14 +293,44 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 now=now,
                 oldest=bool(get_kernel_from_policy(self._eviction_policy_name)),
             )
+            placed = hash_places.find_rows(
+                self._hash_zch_identities, own[chosen], buckets.of(chosen)
+            )[1]
+            if not 0 < self._opt_in_prob < 100:  # else each occurrence is a draw
+                refused = self._with_refused(refused, values[chosen][~placed])
         else:
-            evicted = new
+            evicted = own.new_empty(0)
         if self._eviction_module is not None:
-            self._evicted.append(evicted + self._first_row)
-        if new.numel():
+            self._evicted.append(self._of_whole_table(evicted))
+        self._refused, self._refused_state = refused, self._state_of_table(now)
+        if found.new_count:
             return {}
         sizes = [given[name].numel() if name in given else 0 for name in names]
-        return dict(zip(names, torch.split(rows + self._first_row, sizes), strict=True))
+        return dict(zip(names, torch.split(self._of_whole_table(found.rows), sizes), strict=True))
+
+    def _state_of_table(self, now: int) -> tuple[int, ...]:
+        """Tells whether the table was written, or an hour has passed."""
+        tables = (self._hash_zch_identities, self._hash_zch_metadata)
+        held = [table for table in tables if table is not None]
+        return (now, *(n for table in held for n in (table.data_ptr(), table._version)))  # noqa: SLF001 - torch has no public name
+
+    def _refused_at(self, now: int) -> Refused | None:
+        """Ids for which there was no row, and still is none: no id gives up its row but when an hour has passed."""
+        same = self._refused is not None and self._refused_state == self._state_of_table(now)
+        return self._refused if same else None
+
+    def _with_refused(self, refused: Refused | None, more: Tensor) -> Refused | None:
+        """Ids for which there is no row, the newest alone if there are too many of them."""
+        if not more.numel():
+            return refused
+        most = max(self._zch_size, _REFUSED_IDS)
+        if refused is not None and refused.values.numel() + more.numel() <= most:
+            more = torch.cat([refused.values, more])
+        return Refused(more)
+
+    def _of_whole_table(self, rows: Tensor) -> Tensor:
+        """Rows counted from the first one of the whole table, of rows here."""
+        return rows + self._first_row if self._first_row else rows
 
     def _chosen(
         self, values: Tensor, new: Tensor, hours: Tensor | None

@@ -29,6 +29,7 @@ NO_ID = -1
 """Stands in the table where there is no id; as an id of a batch it never has a row of its own."""
 
 _NEVER = torch.iinfo(torch.int64).max
+_WITHOUT = 2**32  # stands for one id of value `NO_ID` in a sum that has 1 for each new id
 _CHUNK = 4096  # new ids that are placed at once: 4 MiB of preferences at 128 probes
 # Multipliers of MurmurHash3, as the int64 with the same bits: 0x87C37B91114253D5, 0x4CF5AD432745937F.
 _C1, _C2 = -8663945395140668459, 5545529020109919103
@@ -204,8 +205,71 @@ def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> tuple[Tensor
     Raises:
         UserError: FBGEMM is not installed or does not load.
     """
+    found = look_up(identities, ids, buckets)
+    return found.rows, found.known
+
+
+class Refused:
+    """Ids for which there was no row.
+
+    Args:
+        values: ``[R]`` int64, at least one, each once.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        ids = values.sort().values
+        # What is above all of them is looked for behind them, where the least stands again.
+        self._ids = torch.cat([ids, ids[:1]])
+
+    @property
+    def values(self) -> Tensor:
+        """The ids ``[R]``, ascending."""
+        return self._ids[:-1]
+
+    def holds(self, values: Tensor) -> Tensor:
+        """Whether each of ``values`` ``[N]`` int64 is one of them, ``[N]`` bool."""
+        places = torch.searchsorted(self.values, values)
+        return self._ids.index_select(0, places) == values
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the ids of a batch stand.
+
+    Attributes:
+        rows: ``[N]``, for an id that has none its shared one.
+        known: ``[N]`` bool, whether it has one of its own.
+        new: ``[N]`` bool, whether it is to get one; None: none is.
+        new_count: how many are to get one.
+    """
+
+    rows: Tensor
+    known: Tensor
+    new: Tensor | None
+    new_count: int
+
+
+def look_up(
+    identities: Tensor,
+    ids: Tensor,
+    buckets: Buckets,
+    values: Tensor | None = None,
+    refused: "Refused | None" = None,
+) -> Found:
+    """`find_rows`, and which ids are new; a device is waited for once where none is, and else twice.
+
+    Args:
+        identities: ``[Z, 1]`` int64.
+        ids: ``[N]`` int64.
+        buckets: of each.
+        values: ``[N]`` int64, the ids as they were given; needed with ``refused``.
+        refused: values that are not new, as there is no row for them.
+
+    Raises:
+        UserError: FBGEMM is not installed or does not load.
+    """
     if not ids.numel():
-        return ids, ids == NO_ID
+        return Found(ids, ids == NO_ID, None, 0)
     load_sparse_operators()
     reserved = buckets.reserved
     rows, _ = torch.ops.fbgemm.zero_collision_hash(
@@ -219,10 +283,21 @@ def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> tuple[Tensor
         opt_in_prob=100 if reserved else -1,
         num_reserved_slots=reserved or -1,
     )
-    has_id = ids != NO_ID
-    if not bool(has_id.all()):  # the operator takes it for the id of an open row
-        rows = torch.where(has_id, rows, shared_rows(ids, buckets))
-    return rows, has_id & (identities[:, 0].index_select(0, rows) == ids)
+    without = ids == NO_ID
+    known = identities[:, 0].index_select(0, rows) == ids
+    settled = torch.gt(known, without)
+    if refused is not None and values is not None:
+        settled |= refused.holds(values)
+    if bool(settled.all()):
+        return Found(rows, known, None, 0)
+    new = ~(settled | without)
+    counts = int(
+        torch.where(without, _WITHOUT, new).sum()
+    )  # of those without an id and of new ones
+    if counts >= _WITHOUT:  # the operator takes `NO_ID` for the id of an open row
+        rows = torch.where(without, shared_rows(ids, buckets), rows)
+        known = known & ~without
+    return Found(rows, known, new, counts % _WITHOUT)
 
 
 def place(

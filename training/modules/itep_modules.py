@@ -125,6 +125,7 @@ class GenericITEPModule(nn.Module):
         self.last_pruned_iter = -1
         self._held: list[PrunedRows] = []
         self._names: list[str] = []
+        self._pruned_states: list[tuple[int, int]] = []
         self.register_load_state_dict_pre_hook(_of_one_column)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.register_load_state_dict_post_hook(lambda *_: self.purge())  # type: ignore[no-untyped-call] # as above
         for lookup in lookups or []:
@@ -176,8 +177,10 @@ class GenericITEPModule(nn.Module):
     @property
     def held(self) -> list[tuple[PrunedRows, Tensor, Tensor]]:
         """The pruned rows here, the addresses of their ids, and their uses; live."""
+        # `get_buffer` takes its time, twice for each table and step.
+        buffers: dict[str, Any] = self._buffers
         return [
-            (own, self.get_buffer(name + ADDRESS), self.get_buffer(name + USE))
+            (own, buffers[name + ADDRESS], buffers[name + USE])
             for own, name in zip(self._held, self._names, strict=True)
         ]
 
@@ -193,6 +196,14 @@ class GenericITEPModule(nn.Module):
                 first = id_pruning.first_addresses(own.ids, own.weights.size(0), address.device)
                 address.copy_(first + own.first_row)
                 use.zero_()
+        self._pruned_states = self._address_states()
+
+    def _address_states(self) -> list[tuple[int, int]]:
+        """Tells whether addresses were written since it was asked last: where they lie, and how often they were."""
+        return [
+            (0, 0) if address.is_meta else (address.data_ptr(), address._version)  # noqa: SLF001 - torch has no public name
+            for _, address, _ in self.held
+        ]
 
     def is_new(self) -> bool:
         """Whether nothing was used yet."""
@@ -248,18 +259,42 @@ class GenericITEPModule(nn.Module):
         if self.last_pruned_iter == cur_iter:
             return
         self.last_pruned_iter = cur_iter
-        for own, address, use in self.held:
-            rows, local = own.weights.size(0), address - own.first_row
-            # Of a state that several ranks saved each had a row that ids share; one process has one such row.
-            local[torch.bincount(local, minlength=rows)[local] > 1] = 0
-            moved = id_pruning.prune(local, use, rows, cur_iter, self.pruning_interval)
-            address.copy_(local + own.first_row)
-            if len(moved) and cur_iter > self.pruning_interval:
-                # A row that belongs to another id begins anew.
-                own.flush()
-                for tensor in (own.weights, *own.states):
-                    tensor.data[moved.to(tensor.device)] = 0
-                own.purge()
+        if self._address_states() != self._pruned_states:
+            self._give_up_second_addresses()
+        for device in {own.weights.device for own in self._held}:
+            self._prune_on(device, cur_iter)
+        self._pruned_states = self._address_states()
+
+    def _give_up_second_addresses(self) -> None:
+        """Let all ids of a row that ids share have the first one.
+
+        Of a state that several ranks saved each had a row that ids share; one process has one such row.
+        """
+        for own, address, _ in self.held:
+            local = address - own.first_row
+            sharing = torch.bincount(local, minlength=own.weights.size(0))[local] > 1
+            address[sharing] = own.first_row
+
+    def _prune_on(self, device: torch.device, cur_iter: int) -> None:
+        held = [each for each in self.held if each[0].weights.device == device]
+        local = [address - own.first_row if own.first_row else address for own, address, _ in held]
+        rows = [own.weights.size(0) for own, _, _ in held]
+        uses = [use for _, _, use in held]
+        moved = id_pruning.prune(local, uses, rows, cur_iter, self.pruning_interval)
+        for (own, address, _), new in zip(held, local, strict=True):
+            if own.first_row:
+                torch.add(new, own.first_row, out=address)
+        if cur_iter <= self.pruning_interval:
+            return
+        # A row that belongs to another id begins anew.
+        anew = [(own, fresh) for (own, _, _), fresh in zip(held, moved, strict=True) if len(fresh)]
+        for flush in dict.fromkeys(own.flush for own, _ in anew):
+            flush()
+        for own, fresh in anew:
+            for tensor in (own.weights, *own.states):
+                tensor.data.index_fill_(0, fresh.to(tensor.device), 0)
+        for purge in dict.fromkeys(own.purge for own, _ in anew):
+            purge()
 
     @torch.no_grad()
     def remap(
@@ -279,21 +314,28 @@ class GenericITEPModule(nn.Module):
             raise ValueError(f"ids are {values.dtype}; give int32 or int64")
         counted = self.training and id_pruning.counts_use(cur_iter)
         times = _times(features) if counted else {}
-        held, parts = self.held, list(values.split_with_sizes(features.length_per_key()))
-        for number, (key, place) in enumerate(zip(features.keys(), places, strict=True)):
-            ids = parts[number].long()
-            if place is None or not len(ids):
+        held, counts = self.held, features.length_per_key()
+        rows = torch.empty_like(values, dtype=torch.int64)
+        parts = zip(values.split_with_sizes(counts), rows.split_with_sizes(counts), strict=True)
+        for number, (place, (ids, found)) in enumerate(zip(places, parts, strict=True)):
+            if place is None:
+                found.copy_(ids)
                 continue
             own, address, use = held[place]
+            if not counts[number]:
+                continue
             if ids.device.type == "cpu" and (int(ids.min()) < 0 or int(ids.max()) >= own.ids):
                 wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
                 raise IndexError(
-                    f"id {wrong} of feature {key!r} is not one of the {own.ids} ids of table {own.table!r}"
+                    f"id {wrong} of feature {features.keys()[number]!r} is not one of the {own.ids} ids of table "
+                    f"{own.table!r}"
                 )
             if counted:
                 id_pruning.count_use(use, ids, times.get(number))
-            parts[number] = (address[ids] - own.first_row).to(values.dtype)
-        return features.with_values(torch.cat(parts))
+            torch.index_select(address, 0, ids, out=found)
+            if own.first_row:
+                found.sub_(own.first_row)
+        return features.with_values(rows.to(values.dtype))
 
 
 def _of_one_column(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -56,13 +56,18 @@ class Coalesced:
     metadata: dict[str, Tensor]
 
 
+def in_one(parts: Sequence[Tensor]) -> Tensor:
+    """Parts ``[n]`` behind one another; one part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def coalesced(history: Sequence[Batch], size: int) -> Coalesced:
     """The different ids of batches, at least one, that were looked up in a map of ``size`` (``K``) ids."""
-    slots = torch.cat([batch.slots for batch in history])
+    slots = in_one([batch.slots for batch in history])
     at = (slots == size).nonzero().squeeze(1)
-    ids = torch.cat([batch.ids for batch in history]).index_select(0, at)
+    ids = in_one([batch.ids for batch in history]).index_select(0, at)
     new_ids, new_inverse = torch.unique(ids, return_inverse=True)
-    places = torch.cat([batch.places for batch in history]).index_select(0, at)
+    places = in_one([batch.places for batch in history]).index_select(0, at)
     new_places = torch.empty_like(new_ids).scatter_(0, new_inverse, places)
     seen = torch.zeros(size + 1, dtype=torch.bool, device=slots.device).scatter_(
         0, slots, value=True
@@ -75,13 +80,55 @@ def coalesced(history: Sequence[Batch], size: int) -> Coalesced:
         known_places,
         new_ids,
         new_places,
-        torch.bincount(inverse, minlength=known_places.numel() + new_ids.numel()),
+        _counts(inverse, known_places.numel() + new_ids.numel()),
         inverse,
-        {
-            name: torch.cat([batch.metadata[name] for batch in history])
-            for name in history[0].metadata
-        },
+        {name: in_one([batch.metadata[name] for batch in history]) for name in history[0].metadata},
     )
+
+
+def _counts(places: Tensor, size: int) -> Tensor:
+    """How often each of ``size`` places comes, int64 ``[size]``."""
+    if places.device.type == "cpu":
+        return torch.bincount(places, minlength=size)
+    # An accelerator would be waited for twice, for the least and the greatest place.
+    return places.new_zeros(size).scatter_add_(0, places, torch.ones_like(places))
+
+
+def replace_ids(
+    sorted_ids: Tensor, others: Sequence[Tensor], replaced: Tensor, found: Coalesced, chosen: Tensor
+) -> None:
+    """Replace ids of a sorted map in place, and sort it again.
+
+    Args:
+        sorted_ids: ``[K]`` int64, ascending.
+        others: each ``[K]`` int64, what belongs to the ids; moved along with their places.
+        replaced: ``[E]`` the places of ids that are given up, each once.
+        found: has the new ids.
+        chosen: ``[E]`` which of them stand there instead, each once.
+    """
+    if sorted_ids.device.type == "cpu":
+        place_of_new = torch.full_like(found.new_ids, -1).index_copy_(0, chosen, replaced)
+        ascending = (place_of_new >= 0).nonzero().squeeze(1)
+        merge(
+            sorted_ids,
+            others,
+            place_of_new[ascending],
+            found.new_ids[ascending],
+            found.new_places[ascending],
+        )
+    else:
+        sort_with(sorted_ids, others, replaced, found.new_ids.index_select(0, chosen))
+
+
+def sort_with(
+    sorted_ids: Tensor, others: Sequence[Tensor], replaced: Tensor, new_ids: Tensor
+) -> None:
+    """`merge` of new ids in any order by a sort, which is a third of its operations."""
+    sorted_ids.index_copy_(0, replaced, new_ids)
+    in_order, places = sorted_ids.sort(stable=True)
+    sorted_ids.copy_(in_order)
+    for values in others:
+        values.copy_(values.index_select(0, places))
 
 
 def merge(
@@ -101,13 +148,13 @@ def merge(
         new_places: ``[E]`` how many of ``sorted_ids`` are below each.
     """
     kept = torch.ones(sorted_ids.numel() + 1, dtype=torch.int64, device=sorted_ids.device)
-    kept[replaced] = 0
+    kept.index_fill_(0, replaced, 0)
     kept_before = kept.cumsum(0) - kept
     moved = kept_before.index_select(0, new_places)
     moved += torch.arange(new_ids.numel(), device=new_ids.device)
     new_before = torch.bincount(new_places, minlength=kept.numel()).cumsum(0)
     order = (kept_before + new_before)[:-1]
-    order[replaced] = moved
-    sorted_ids[replaced] = new_ids
+    order.index_copy_(0, replaced, moved)
+    sorted_ids.index_copy_(0, replaced, new_ids)
     for values in (sorted_ids, *others):
         values.copy_(torch.empty_like(values).scatter_(0, order, values))

@@ -15,8 +15,8 @@ from torch import Tensor
 from tessera.errors import UserError
 from tessera.training.modules.id_search import find
 from tessera.training.modules.mc_base import Features, ManagedCollisionModule, with_values
-from tessera.training.modules.mc_evictions import MCHEvictionPolicy
-from tessera.training.modules.mc_history import Batch, Coalesced, coalesced, merge
+from tessera.training.modules.mc_evictions import MCHEvictionPolicy, fills_history
+from tessera.training.modules.mc_history import Batch, Coalesced, coalesced, replace_ids
 
 MAX_ID = torch.iinfo(torch.int64).max
 """Stands in the map where there is no id; as an id of a batch it never has a row of its own."""
@@ -160,7 +160,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._current_iter += 1
         self._current_iter_tensor += 1
         ids = torch.cat([bag.values().long().reshape(-1) for bag in features.values()])
-        metadata = {name: torch.zeros_like(ids) for name in self._in_history}
+        new = torch.empty_like if fills_history(self._eviction_policy) else torch.zeros_like
+        metadata = {name: new(ids) for name in self._in_history}
         self._eviction_policy.record_history_metadata(self._current_iter, ids, metadata)
         batch = self._looked_up(ids, metadata)
         self._history.append(batch)
@@ -190,42 +191,24 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             step, found.metadata, found.counts, found.inverse, threshold_mask=counted
         )
         counts, known_places = found.counts, found.known_places
-        new = torch.arange(found.new_ids.numel(), device=counts.device)
+        new: Tensor | None = None  # which of the new ids are counted; None: all
         if counted is not None:
             counts, known_places = counts[counted], known_places[counted[:known_count]]
-            new = new[counted[known_count:]]
-        known = torch.ones_like(counts, dtype=torch.bool)
-        known[known_places.numel() :] = False
+            new = counted[known_count:].nonzero().squeeze(1)
         metadata = {name: self.get_buffer(f"_mch_{name}")[:K] for name in self._metadata}
-        given_up, chosen = policy.update_metadata_and_generate_eviction_scores(
-            step,
-            K,
-            torch.arange(counts.numel(), device=counts.device),
-            counts,
-            known,
-            known_places,
-            metadata,
-            fresh,
+        given_up, chosen = policy.exchange_known_first(
+            step, K, counts, known_places, metadata, fresh
         )
         rows = self._mch_remapped_ids_mapping
-        freed = rows[given_up]
+        freed = rows.index_select(0, given_up)
         self._evicted.append(freed)
-        row_of_place = rows.clone()
-        row_of_place[given_up] = rows[K]
+        row_of_place = rows.index_fill(0, given_up, rows[K])
         row_of_new = rows[K].repeat(found.new_ids.numel())
         if given_up.numel():
-            chosen = new[chosen - known_places.numel()]
-            row_of_new[chosen] = freed
-            place_of_new = torch.full_like(row_of_new, -1)
-            place_of_new[chosen] = given_up
-            ascending = (place_of_new >= 0).nonzero().squeeze(1)
-            merge(
-                self._mch_sorted_raw_ids[:K],
-                [rows[:K], *metadata.values()],
-                place_of_new[ascending],
-                found.new_ids[ascending],
-                found.new_places[ascending],
-            )
+            chosen = chosen if new is None else new.index_select(0, chosen)
+            row_of_new.index_copy_(0, chosen, freed)
+            values = [rows[:K], *metadata.values()]
+            replace_ids(self._mch_sorted_raw_ids[:K], values, given_up, found, chosen)
         row_of_known = row_of_place.index_select(0, found.known_places)
         asked = found.inverse[found.inverse.numel() - last :]
         return torch.cat([row_of_known, row_of_new]).index_select(0, asked)

@@ -57,8 +57,16 @@ def last_places(ids: Tensor) -> Tensor:
 
 def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
     """Write ``values`` ``[N, dim]`` to the rows ``ids`` ``[N]`` int64 of ``pool``; of an id that is there twice the last counts."""
-    last = last_places(ids)
-    pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
+    if ids.device.type == "cpu":
+        last = last_places(ids)
+        pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
+    else:
+        # An accelerator would have to be asked how many different ids there are; so each writes what the last of
+        # its id does.
+        in_order, places = torch.sort(ids, stable=True)
+        ends = torch.searchsorted(in_order, in_order, right=True) - 1
+        last = places.index_select(0, ends)
+        pool.index_copy_(0, in_order, values.detach().index_select(0, last))
 
 
 def _entries(lengths_S: Tensor, total: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from tessera.training.sparse.jagged_tensor import KeyedTensor
 from tessera.training.sparse.keyed import runs_of_groups
 from tessera.training.sparse.script_types import is_scripting
 
-_OPERATOR_FROM = 12
+_OPERATOR_FROM = 9
 """So many runs of columns make FBGEMM's operator, one kernel, faster than views and ``torch.cat`` on a GPU."""
 
 
@@ -44,6 +44,7 @@ class KTRegroupAsDict(nn.Module):
         self._seen: Any = None
         self._runs: Any = None
         self._operator: Any = None
+        self._operator_device: Any = None
         self._by_kernel = False
 
     def forward(self, keyed_tensors: list[KeyedTensor]) -> dict[str, Tensor]:
@@ -63,16 +64,27 @@ class KTRegroupAsDict(nn.Module):
     @torch.jit.unused
     def _regrouped(self, keyed_tensors: list[KeyedTensor]) -> list[Tensor]:
         values = [keyed.values() for keyed in keyed_tensors]
-        if values_are_unknown(*keyed_tensors, *values):
+        if values_are_unknown(*values):
             return KeyedTensor.regroup(keyed_tensors, self._groups)
         seen = [(keyed.keys(), keyed.length_per_key(), keyed.key_dim()) for keyed in keyed_tensors]
         if seen != self._seen:
             self._runs, self._operator = runs_of_groups(keyed_tensors, self._groups), None
             self._seen = [(list(keys), list(lengths), dim) for keys, lengths, dim in seen]
             self._by_kernel = sum(map(len, self._runs)) >= _OPERATOR_FROM
-        if values[0].is_cuda and self._by_kernel:
-            return self._by_operator(values)
-        return self._by_views(values)
+        first = values[0]
+        if not (self._by_kernel and first.is_cuda):
+            return self._by_views(values)
+        dtype = first.dtype
+        for own in values:
+            if own.dim() != 2 or own.dtype != dtype:
+                return self._by_views(values)
+        if self._operator is None or self._operator_device != first.device:
+            self._operator = arguments_of_operator(first, keyed_tensors, self._groups)
+            self._operator_device = first.device
+            # They are copied there by the current stream, and used by any stream.
+            torch.cuda.synchronize(first.device)
+        regrouped: list[Tensor] = torch.ops.fbgemm.permute_multi_embedding(values, *self._operator)
+        return regrouped
 
     @torch.jit.unused
     def _by_views(self, values: list[Tensor]) -> list[Tensor]:
@@ -84,16 +96,12 @@ class KTRegroupAsDict(nn.Module):
             regrouped.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim))
         return regrouped
 
-    @torch.jit.unused
-    def _by_operator(self, values: list[Tensor]) -> list[Tensor]:
-        """The groups by FBGEMM's operator for matrices ``[B, columns]`` of one dtype."""
-        if any(own.dim() != 2 or own.dtype != values[0].dtype for own in values):
-            return self._by_views(values)
-        if self._operator is None or self._operator[0].device != values[0].device:
-            load_sparse_operators()
-            keys, lengths = [own[0] for own in self._seen], [own[1] for own in self._seen]
-            self._operator = torch.ops.fbgemm.kt_regroup_arguments(
-                values[0], keys, lengths, self._groups
-            )
-        regrouped: list[Tensor] = torch.ops.fbgemm.permute_multi_embedding(values, *self._operator)
-        return regrouped
+
+def arguments_of_operator(
+    values: Tensor, keyed_tensors: list[KeyedTensor], groups: list[list[str]]
+) -> Any:
+    """What FBGEMM's ``permute_multi_embedding`` takes besides values ``[B, columns]``, on the device of ``values``."""
+    load_sparse_operators()
+    keys = [keyed.keys() for keyed in keyed_tensors]
+    lengths = [keyed.length_per_key() for keyed in keyed_tensors]
+    return torch.ops.fbgemm.kt_regroup_arguments(values, keys, lengths, groups)

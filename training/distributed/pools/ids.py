@@ -28,17 +28,18 @@ def sort_by_block(ids: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, 
         place there of each id; ``[N]`` int64, the block of each id as it was given; ``[W]`` int64, ids of
         each block; ``[N]`` int64, the place as it was given of each id in the new order.
     """
+    if bounds.size(0) == 2:
+        places = torch.arange(ids.size(0), device=ids.device)
+        counts = torch.full((1,), ids.size(0), dtype=torch.int64, device=ids.device)
+        return ids - bounds[0].to(ids.dtype), places, torch.zeros_like(places), counts, places
     # An id beyond the rows goes to the last block, where it is beyond the rows, too.
     blocks = torch.searchsorted(bounds[1:-1], ids.long(), right=True)
     in_order, order = torch.sort(blocks, stable=True)
     places = torch.empty_like(order)
     places.scatter_(0, order, torch.arange(order.size(0), device=ids.device))
     local = ids.index_select(0, order) - bounds.index_select(0, in_order).to(ids.dtype)
-    ends = torch.searchsorted(
-        in_order, torch.arange(bounds.size(0) - 1, device=ids.device), right=True
-    )
-    counts = ends.diff(prepend=torch.zeros_like(ends[:1]))
-    return local, places, blocks, counts, order
+    firsts = torch.searchsorted(in_order, torch.arange(bounds.size(0), device=ids.device))
+    return local, places, blocks, firsts.diff(), order
 
 
 @torch.fx.wrap
@@ -85,6 +86,21 @@ class RwObjectPoolIDsDist(nn.Module):
             Wait twice for the ids of this rank's rows, counted from its first, in the order of the ranks that
             sent them.
         """
+        sent, counts = self.by_rank(ctx, ids)
+        begun = self._dist(sent, counts)
+        ways = counts, begun.output_splits
+        if not self._is_update:  # rows come from where the ids went
+            ways = ways[1], ways[0]
+        ctx.num_ids_each_rank_to_send, ctx.num_ids_each_rank_to_receive = ways
+        return begun  # type: ignore[no-any-return] # torch's modules give Any
+
+    def by_rank(self, ctx: ObjectPoolRwShardingContext, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The ids in the order of the ranks that hold their rows, and how many each rank gets, ``[W]``.
+
+        Args:
+            ctx: as of `forward`; learns in which order they are.
+            ids: ``[N]`` int32 or int64.
+        """
         assert ctx.block_size is not None, "a sharding makes contexts with the size of its blocks"
         bounds = torch.arange(self._ranks + 1, device=ids.device) * ctx.block_size.to(ids.device)
         sent, places, _, counts, order = sort_by_block(ids, bounds)
@@ -92,12 +108,7 @@ class RwObjectPoolIDsDist(nn.Module):
         ctx.bucketize_permute = order
         if self._replicas > 1:
             sent, counts = sent.repeat(self._replicas), counts.repeat(self._replicas)
-        begun = self._dist(sent, counts)
-        ways = counts, begun.output_splits
-        if not self._is_update:  # rows come from where the ids went
-            ways = ways[1], ways[0]
-        ctx.num_ids_each_rank_to_send, ctx.num_ids_each_rank_to_receive = ways
-        return begun  # type: ignore[no-any-return] # torch's modules give Any
+        return sent, counts
 
 
 class InferRwObjectPoolInputDist(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
@@ -12,10 +13,12 @@ from tessera.training.distributed.plan.plan_types import (
     ObjectPoolShardingType,
 )
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.distributed.pools.ids import RwObjectPoolIDsDist
 from tessera.training.distributed.pools.inference import ShardedInferenceTensorPool
 from tessera.training.distributed.pools.interfaces import ObjectPoolShardingContext
 from tessera.training.distributed.pools.row_wise_pool import RowWiseObjectPool
 from tessera.training.distributed.pools.tensor_sharding import TensorPoolRwSharding
+from tessera.training.distributed.travel.rows_all_to_all import TensorAllToAllSplitsAwaitable
 from tessera.training.modules import pool_rows
 from tessera.training.modules.tensor_pool import TensorPool, check_vectors
 
@@ -91,9 +94,29 @@ class ShardedTensorPool(RowWiseObjectPool[Tensor, Tensor]):
             IndexError: an id is not a row.
             ValueError: values of another shape or dtype, or ids that are not integers ``[N]``.
         """
+        if ids.dim() == 1:  # they are looked at where they are sent
+            check_vectors(values, ids, self._pool)
+        pg = self._sharding.blocks.update_pg
+        if pg is None or pg.size() == 1:
+            super().update(ids, values)
+        else:
+            self._update_in_one_exchange(pg, ids, values)
+
+    @torch.no_grad()
+    def _update_in_one_exchange(self, pg: dist.ProcessGroup, ids: Tensor, values: Tensor) -> None:
+        """Send each id and its vector as the bytes of one row."""
         ids = pool_rows.checked_ids(ids, self.pool_size)
-        check_vectors(values, ids, self._pool)
-        super().update(ids, values)
+        ctx, ids_dist = self._sharding.blocks.context(), self._update_ids
+        assert isinstance(ids_dist, RwObjectPoolIDsDist), "of pools cut by rows"
+        sent, counts = ids_dist.by_rank(ctx, ids)
+        assert ctx.bucketize_permute is not None, "the ids have an order"
+        order = ctx.bucketize_permute.repeat(self._sharding.blocks.num_replicas)
+        parts = [sent.unsqueeze(1), values.index_select(0, order)]
+        rows = torch.cat([part.view(torch.uint8) for part in parts], 1)
+        came = TensorAllToAllSplitsAwaitable(pg, rows, counts, rows.device).wait().wait()
+        width = ids.element_size()
+        own_ids, own_values = came.split_with_sizes([width, rows.size(1) - width], 1)
+        self._update_local(ctx, _as(own_ids, ids.dtype).squeeze(1), _as(own_values, values.dtype))
 
     def _update_preproc(self, values: Tensor) -> Tensor:
         return values
@@ -117,6 +140,11 @@ class ShardedTensorPool(RowWiseObjectPool[Tensor, Tensor]):
     ) -> LazyAwaitable[Tensor]:
         assert ctx.unbucketize_permute is not None, "ids go before values"
         return TensorPoolAwaitable(self._lookup_values(ctx, values), ctx.unbucketize_permute)
+
+
+def _as(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Columns of bytes ``[N, bytes]`` as numbers ``[N, dim]``."""
+    return rows.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 class TensorPoolSharder(ModuleSharder[TensorPool]):
