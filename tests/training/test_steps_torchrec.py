@@ -36,6 +36,8 @@ def test_values_and_gradients_are_torchrecs(name, device, monkeypatch):
 
     monkeypatch.setattr(model_steps, "trained", noted)
     monkeypatch.setattr(module_steps, "trained", noted)
+    if device.type == "cuda":  # TorchRec's pools take a device without its number for another one
+        device = torch.device("cuda", torch.cuda.current_device())
     case = CASES[name]
     shape = {key: SMALL[key] for key in case.draw(torch.Generator().manual_seed(0))}
     ours, theirs = (case.make(library, shape, device) for library in libraries())
