@@ -20,7 +20,7 @@ from tessera.training.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
-from tessera.training.modules.mc_evictions import exchanged, exchanged_by_sort
+from tessera.training.modules.mc_exchange import exchanged, exchanged_by_sort
 from tessera.training.modules.mc_history import merge, sort_with
 from tessera.training.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,

@@ -254,7 +254,7 @@ def look_up(
     ids: Tensor,
     buckets: Buckets,
     values: Tensor | None = None,
-    refused: "Refused | None" = None,
+    refused: Refused | None = None,
 ) -> Found:
     """`find_rows`, and which ids are new; a device is waited for once where none is, and else twice.
 

@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from tessera.training.modules.mc_exchange import by_falling, exchanged
 
 ThresholdFilter = Callable[[Tensor], tuple[Tensor, float | Tensor]]
 """From the counts ``[U]`` to which of these ids are counted, ``[U]`` bool, and the threshold."""
@@ -345,7 +346,7 @@ class _ScoringPolicy(MCHEvictionPolicy):
             mch_metadata["counts"].index_add_(0, places, of_known["counts"])
         if "last_access_iter" in self._names:
             mch_metadata["last_access_iter"].index_copy_(0, places, of_known["last_access_iter"])
-        order = _by_falling(of_new["counts"])
+        order = by_falling(of_new["counts"])
         scores_K = self._scores(current_iter, mch_metadata)
         scores_N = self._scores(
             current_iter, {name: of_new[name].index_select(0, order) for name in self._names}
@@ -361,72 +362,6 @@ class _ScoringPolicy(MCHEvictionPolicy):
 def fills_history(policy: MCHEvictionPolicy) -> bool:
     """Whether `record_history_metadata` writes all of what it is given, which then need not be zero."""
     return type(policy).record_history_metadata is _ScoringPolicy.record_history_metadata
-
-
-def exchanged(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of ``K`` that have a place give it up to which of ``N`` that have none.
-
-    As many of all ``K + N`` as there are places keep or get one: those with the highest scores; of
-    equal scores the ``K`` before the ``N``, and the lower index first.
-
-    Returns:
-        ``[E]`` indices among the ``K`` and ``[E]`` among the ``N``, both in that order.
-    """
-    K, N = scores_K.numel(), scores_N.numel()
-    if K == 0 or N == 0:
-        nothing = torch.empty(0, dtype=torch.int64, device=scores_K.device)
-        return nothing, nothing
-    by_device = _exchanged_by_parts if scores_K.device.type == "cpu" else exchanged_by_sort
-    return by_device(scores_K, scores_N)
-
-
-def exchanged_by_sort(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
-    """`exchanged` of at least one each, in one sort; a device is waited for once."""
-    K = scores_K.numel()
-    order = _by_falling(torch.cat([scores_K, scores_N]))
-    of_N = order >= K
-    crossed = torch.cat([of_N[:K], ~of_N[K:]])
-    chosen_E, places_E = order.masked_select(crossed).view(2, -1).unbind(0)
-    return places_E, chosen_E - K
-
-
-def _exchanged_by_parts(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
-    """`exchanged` of at least one each on the CPU, where a sort of all takes longer than parting them."""
-    N = scores_N.numel()
-    # As many as there are new ones go.  Whatever scores below the last of them goes, too; of those that score
-    # as it does first the new ones, then those that have a place, the higher index first.
-    bound = _nth_lowest(torch.cat([scores_K, scores_N]), N)
-    goes_K, goes_N = scores_K < bound, scores_N < bound
-    equal_N = (scores_N == bound).nonzero().squeeze(1)
-    left = N - int(goes_K.sum()) - int(goes_N.sum())
-    from_N = min(left, equal_N.numel())
-    goes_N[equal_N[equal_N.numel() - from_N :]] = True
-    if left > from_N:
-        equal_K = (scores_K == bound).nonzero().squeeze(1)
-        goes_K[equal_K[equal_K.numel() - left + from_N :]] = True
-    places_E = goes_K.nonzero().squeeze(1)
-    chosen_E = (~goes_N).nonzero().squeeze(1)
-    return (
-        places_E.index_select(0, _by_falling(scores_K.index_select(0, places_E))),
-        chosen_E.index_select(0, _by_falling(scores_N.index_select(0, chosen_E))),
-    )
-
-
-def _nth_lowest(scores: Tensor, n: int) -> Tensor:
-    """The ``n``-th lowest of at least ``n`` scores on the CPU, from 1; a tensor without dimensions."""
-    # Ten times as fast as torch's kthvalue.
-    return torch.from_numpy(np.partition(scores.numpy(), n - 1))[n - 1]
-
-
-def _by_falling(scores: Tensor) -> Tensor:
-    """The order that sorts scores, the highest first, equal ones by index.
-
-    On the CPU it sorts by rising negative scores: there torch sorts falling integers by comparison, rising ones by
-    their digits.
-    """
-    if scores.device.type == "cpu":
-        return scores.neg().argsort(stable=True)
-    return scores.argsort(descending=True, stable=True)
 
 
 class LFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know
