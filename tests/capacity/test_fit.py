@@ -14,7 +14,7 @@ from tests.capacity.test_calibration import made_up, run_of
 HOST = Host.of_server("cpp", 2, clients=1)
 US = 1e-6
 RATE = 8_000.0
-REQUESTS = 20_000
+REQUESTS = 10_000
 LEVELS = 100 * (np.arange(101) + 0.5) / 101
 # What waking costs the server and the client.
 WAKES = {"wake_s": 10 * US, "client_wake_s": 5 * US}
@@ -23,7 +23,7 @@ LATE = {"late_share": 1e-3, "late_s": 2_000 * US}
 
 
 def percentiles_s(costs, rate, percents, seed=0):
-    found = simulate(HOST, costs, Load(rate=rate, samples=1, requests=REQUESTS, seed=seed))
+    found = simulate(HOST, costs, Load(rate=rate, samples=1, requests=2 * REQUESTS, seed=seed))
     return np.array([found.percentile_s(one) for one in percents])
 
 
@@ -32,7 +32,7 @@ def machine(**changes):
 
 
 @functools.cache
-def measured(costs, *rates, requests=60_000):
+def measured(costs, *rates, requests=30_000):
     """A measurement of the machine that ``costs`` is, at ``rates`` calls a second."""
     rated = []
     for rate in rates:
@@ -66,7 +66,7 @@ def test_waking_that_costs_less_under_more_load_is_found():
         for load, (server, client) in zip(loads, costs, strict=True)
     )
     true = machine(under=under)
-    found = fitted_costs(measured(true, *rates, requests=30_000), 1, requests=REQUESTS // 2)
+    found = fitted_costs(measured(true, *rates), 1, requests=REQUESTS)
     assert [one.load for one in found.under] == pytest.approx(loads)
     for one, (server, client) in zip(found.under, costs, strict=True):
         assert one.wake_s == pytest.approx(server, rel=0.1, abs=1 * US)
@@ -88,7 +88,7 @@ def test_passes_that_are_slower_under_more_load_are_found():
         UnderLoad(load=load, slower=one, **WAKES) for load, one in zip(loads, slower, strict=True)
     )
     true = machine(under=under)
-    found = fitted_costs(measured(true, *rates, requests=30_000), 1, requests=REQUESTS // 2)
+    found = fitted_costs(measured(true, *rates), 1, requests=REQUESTS)
     assert [one.slower for one in found.under] == pytest.approx(slower, abs=0.02)
     assert [one.wake_s for one in found.under] == pytest.approx([WAKES["wake_s"]] * 2, rel=0.1)
     for rate in (RATE, 2 * RATE):
@@ -100,8 +100,8 @@ def test_passes_that_are_slower_under_more_load_are_found():
 
 def test_pauses_are_found_and_tell_of_other_loads():
     true = machine(**LATE)
-    calibration = measured(true, RATE)
-    found = fitted_costs(calibration, 1, requests=REQUESTS)
+    calibration = measured(true, RATE, requests=60_000)
+    found = fitted_costs(calibration, 1, requests=2 * REQUESTS)
     without = calibration.costs(1)
     for share in (0.3, 0.6, 0.8):
         rate = share * 4 * RATE

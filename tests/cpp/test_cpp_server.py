@@ -174,11 +174,15 @@ def test_calibration_writes_costs_that_can_be_simulated(bare_server, package, tm
     assert len(found.busiest.latency_us) > 50
     rates = [run.rate for run in found.rated]
     few = next(run for run in found.runs if run.in_flight == 4 * found.cpus)
-    shares = [rate / (few.calls / few.seconds) for rate in rates]
-    assert shares == pytest.approx([0.25, 0.5, 0.75, 0.9], rel=0.1)
+    assert [rate / rates[-1] for rate in rates] == pytest.approx(
+        [0.25 / 0.9, 0.5 / 0.9, 0.75 / 0.9, 1]
+    )
+    assert (
+        0.5 < rates[-1] / (0.9 * few.calls / few.seconds) < 2
+    )  # the same, but for what turns differ
     # Windows of one duration together, of calls at random times of two.
-    assert found.busiest.seconds == pytest.approx(0.2, rel=0.5)
-    assert found.calm.seconds == pytest.approx(0.4, rel=0.5)
+    assert found.busiest.seconds > 0.19
+    assert found.calm.seconds > 0.39
     done = calibrate(ready, package, file, "--calibrate-loads", "0.1,0.3")
     assert done.returncode == 0, done.stdout + done.stderr
     low, high = read_calibration(file).rated

@@ -1,6 +1,8 @@
 """Names, labels and buckets of every metric, as both servers have them."""
 
 import math
+import re
+import time
 import urllib.error
 
 import numpy as np
@@ -98,6 +100,13 @@ def test_there_are_no_others(metrics):
     assert ours == set(COUNTERS) | set(GAUGES) | parts
     assert value(metrics, "process_resident_memory_bytes") > 0
     assert value(metrics, "process_cpu_seconds_total") > 0
+
+
+def test_cpu_time_is_told_finer_than_in_hundredths():
+    page = MetricsPage("0", lambda: 0)
+    (told,) = re.findall(r"(?m)^process_cpu_seconds_total (\S+)$", page.render().decode())
+    assert float(told) <= time.process_time()
+    assert len(told.partition(".")[2]) > 2
 
 
 @pytest.mark.parametrize(

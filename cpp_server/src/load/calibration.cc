@@ -37,6 +37,9 @@ constexpr int kWindows = 11;
 // A window's part of a run's duration: the windows of a closed loop make one duration together,
 // those of an open loop two, since it is the longest latencies that are wanted of them.
 constexpr double kClosed = 1.0 / kWindows, kOpen = 2.0 / kWindows;
+// A window in which nothing was answered, or in which the server had not yet counted what it
+// answered, is measured again so often: that is what a short one may meet on a busy machine.
+constexpr int kTries = 10;
 // Equally likely durations of a pass, and latencies, that a run is told by.
 constexpr int kQuantiles = 101;
 
@@ -143,33 +146,45 @@ class Measurement {
     traffic.duration = std::chrono::duration_cast<Duration>(part * traffic_.warm_up);
     if (traffic.duration > Duration::zero()) run_traffic(traffic, requests, draw.samples);
     traffic.duration = std::chrono::duration_cast<Duration>(part * traffic_.duration);
-    const ServerCounters before = read_counters(http_, traffic.authorization);
-    const double own_before = own_cpu_seconds();
-    const TrafficResult result = run_traffic(traffic, requests, draw.samples);
-    const double own = own_cpu_seconds() - own_before;
-    const ServerCounters after = read_counters(http_, traffic.authorization);
-    check(result, draw.samples);
-    const auto calls = static_cast<double>(result.latency.count());
-    const double server = after.cpu_seconds - before.cpu_seconds;
-    const double batches = after.batches - before.batches;
-    if (!(batches > 0)) {
-      throw CalibrationError(
-          "the server at --http-address has counted no batch during a run: is "
-          "it the one at --address?");
+    for (int i = 1;; ++i) {
+      const ServerCounters before = read_counters(http_, traffic.authorization);
+      const double own_before = own_cpu_seconds();
+      const TrafficResult result = run_traffic(traffic, requests, draw.samples);
+      const double own = own_cpu_seconds() - own_before;
+      const ServerCounters after = read_counters(http_, traffic.authorization);
+      check(result, draw.samples);
+      const double batches = after.batches - before.batches;
+      if (result.latency.count() == 0 || !(batches > 0)) {
+        if (i < kTries) continue;
+        refuse(result, draw.samples);
+      }
+      const auto calls = static_cast<double>(result.latency.count());
+      const double server = after.cpu_seconds - before.cpu_seconds;
+      return {{"samples", draw.samples},
+              {"in_flight", in_flight},
+              {"rate", rate},
+              {"connections", connections},
+              {"seconds", result.seconds},
+              {"calls", result.latency.count()},
+              {"cores_used", (server + own) / result.seconds},
+              {"server_cpu_us", 1e6 * server / calls},
+              {"client_cpu_us", 1e6 * own / calls},
+              {"batch_requests", (after.batch_requests - before.batch_requests) / batches},
+              {"batch_samples", (after.batch_samples - before.batch_samples) / batches},
+              {"latency_us", quantiles_us(result.latency)},
+              {"pass_us", quantiles_us(result.passes)}};
     }
-    return {{"samples", draw.samples},
-            {"in_flight", in_flight},
-            {"rate", rate},
-            {"connections", connections},
-            {"seconds", result.seconds},
-            {"calls", result.latency.count()},
-            {"cores_used", (server + own) / result.seconds},
-            {"server_cpu_us", 1e6 * server / calls},
-            {"client_cpu_us", 1e6 * own / calls},
-            {"batch_requests", (after.batch_requests - before.batch_requests) / batches},
-            {"batch_samples", (after.batch_samples - before.batch_samples) / batches},
-            {"latency_us", quantiles_us(result.latency)},
-            {"pass_us", quantiles_us(result.passes)}};
+  }
+
+  // Of a window in which no call was answered, or no batch counted.
+  [[noreturn]] static void refuse(const TrafficResult& result, std::int64_t samples) {
+    if (result.latency.count() == 0) {
+      throw CalibrationError(text("no call of ", samples, " samples was answered in ",
+                                  result.seconds, " s; give a longer --duration-s"));
+    }
+    throw CalibrationError(
+        "the server at --http-address has counted no batch during a run: is it the one at "
+        "--address?");
   }
 
   static void check(const TrafficResult& result, std::int64_t samples) {
@@ -178,10 +193,6 @@ class Measurement {
         throw CalibrationError(text(count, " calls of ", samples, " samples were answered with ",
                                     code, ": costs are those of calls that succeed"));
       }
-    }
-    if (result.latency.count() == 0) {
-      throw CalibrationError(text("no call of ", samples, " samples was answered in ",
-                                  result.seconds, " s; give a longer --duration-s"));
     }
     if (result.answers_wrong_size > 0) {
       throw CalibrationError(text(result.answers_wrong_size, " answers did not have the ", samples,
