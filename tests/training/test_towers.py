@@ -23,6 +23,7 @@ from tessera.training.distributed.embedding_tower_sharding import (
 )
 from tessera.training.distributed.planner import EmbeddingShardingPlanner, Topology
 from tessera.training.distributed.planner.enumerators import EmbeddingEnumerator
+from tessera.training.distributed.planner.partitioners import GreedyPerfPartitioner
 from tessera.training.distributed.planner.types import ParameterConstraints, PlannerError
 from tessera.training.distributed.train_pipeline import TrainPipelineSparseDist
 from tessera.training.distributed.types import ShardingEnv
@@ -43,19 +44,15 @@ def trained(by_table, steps):
     return (outputs, cases.state_of(model)), model.plan, list(model.fused_optimizer.params)
 
 
-def copies(local):
-    """How many ranks hold a tensor: one each part of a table, a node an interaction, all the rest."""
+def held(world, local):
+    """How many ranks hold a tensor: one a part of a table, a node an interaction, all of them the rest."""
 
-    def of(name, world=None):
-        del world
+    def by(name):
+        if name.startswith("over"):
+            return world
         return 1 if "embedding" in name else local
 
-    return of
-
-
-def held(world, local):
-    by_node = copies(local)
-    return lambda name: world if name.startswith("over") else by_node(name)
+    return by
 
 
 def nodes_of_plan(plan, local):
@@ -169,7 +166,10 @@ def loaded(folder):
 
 def whole(states):
     """The tensors of all ranks' parts."""
-    found = {name: torch.full_like(value, torch.nan) for name, value in cases.Model().state_dict().items()}
+    found = {
+        name: torch.full_like(value, torch.nan)
+        for name, value in cases.Model().state_dict().items()
+    }
     for own in states:
         for name, offsets, part in own:
             place = tuple(slice(o, o + s) for o, s in zip(offsets, part.shape, strict=True))
@@ -209,9 +209,8 @@ def test_a_plain_models_state_is_loaded_on_ranks_that_hold_a_part_of_it():
 def through_a_pipeline(by_table):
     model = cases.sharded(by_table)
     pipeline = TrainPipelineSparseDist(model, cases.dense_optimizer(model), rank_device())
-    source, outputs = iter(cases.batches(STEPS)), []
-    for _ in range(STEPS):
-        outputs.append(pipeline.progress(source).cpu())
+    source = iter(cases.batches(STEPS))
+    outputs = [pipeline.progress(source).cpu() for _ in range(STEPS)]
     with pytest.raises(StopIteration):
         pipeline.progress(source)
     return outputs, cases.state_of(model)
@@ -222,17 +221,6 @@ def test_ids_are_sent_ahead_by_a_pipeline(world, local):
     by_table = cases.PLANS[world, local]
     results = run_on_ranks(world, through_a_pipeline, by_table, local_world_size=local)
     cases.check(results, cases.reference(world, STEPS), held(world, local))
-
-
-def on_meta(by_table):
-    torch.manual_seed(dist.get_rank())
-    with torch.device("meta"):
-        model = cases.Model()
-    plan = cases.plan_of(model, by_table)
-    dmp = cases.DistributedModelParallel(
-        model, device=rank_device(), plan=plan, sharders=cases.sharders()
-    )
-    return cases.state_of(dmp)
 
 
 class Layer(nn.Module):
@@ -277,18 +265,24 @@ def refused(by_table):
     [
         (
             {"t1": ("table_wise", {"rank": 1})},
-            "table 't1' of tower 0 has a shard on rank 1, of node 0, and table 't0' of the same tower is on "
-            "node 1; place all tables of a tower on the ranks of one node, such as ranks 2 to 3",
+            (
+                "table 't1' of tower 0 has a shard on rank 1, of node 0, and table 't0' of the same tower is on "
+                "node 1; place all tables of a tower on the ranks of one node, such as ranks 2 to 3"
+            ),
         ),
         (
             {"t5": ("table_row_wise", {"host_index": 1})},
-            "table 't5' of the tower has a shard on rank 2, of node 1, and table 't4' of the same tower is on "
-            "node 0; place all tables of a tower on the ranks of one node, such as ranks 0 to 1",
+            (
+                "table 't5' of the tower has a shard on rank 2, of node 1, and table 't4' of the same tower is "
+                "on node 0; place all tables of a tower on the ranks of one node, such as ranks 0 to 1"
+            ),
         ),
         (
             {"t2": ("row_wise", {})},
-            "table 't2' of tower 1 is row_wise; the tables of a tower live on one node, so give one of "
-            "table_wise, table_row_wise, table_column_wise",
+            (
+                "table 't2' of tower 1 is row_wise; the tables of a tower live on one node, so give one of "
+                "table_wise, table_row_wise, table_column_wise"
+            ),
         ),
     ],
 )
@@ -310,7 +304,7 @@ def bad_calls():
         found.append(str(told.value))
     with pytest.raises(KeyError, match="feature 'a' is missing"):
         model.arch(batch.weighted, batch.weighted)
-    with pytest.raises(ValueError, match="has no reshard|save a checkpoint"):
+    with pytest.raises(UserError, match="has no reshard; save a checkpoint"):
         cases.sharded(cases.PLANS[2, 1]).reshard({"arch": (0.0, {})})
     return found
 
@@ -320,8 +314,10 @@ def test_calls_without_what_a_tower_needs_are_refused():
         assert found == [
             "a tower of the collection needs features; give them",
             "a tower of the collection needs weighted_features; give them",
-            "features of towers have [2, 3] samples, or other numbers of bags per feature; a tower's output "
-            "has a row per sample, so give all features the same samples",
+            (
+                "features of towers have [2, 3] samples, or other numbers of bags per feature; a tower's output "
+                "has a row per sample, so give all features the same samples"
+            ),
         ]
 
 
@@ -338,14 +334,35 @@ class Growing(nn.Module):
         return looked_up.values()[:, : self.columns]
 
 
-def outputs_of(interaction):
+def alone_in(env, interaction=nn.Identity):
     tower = EmbeddingTower(EmbeddingBagCollection([cases.pooled("t", 8, "b")]), interaction())
-    plan = {"t": sharding_plan.table_wise(rank=0)}
     sharder = EmbeddingTowerSharder()
     plan = sharding_plan.construct_module_sharding_plan(
-        tower, plan, sharder, world_size=1, local_size=1, device_type="cpu"
+        tower,
+        {"t": sharding_plan.table_wise(rank=0)},
+        sharder,
+        world_size=1,
+        local_size=1,
+        device_type="cpu",
     )
-    made = sharder.shard(tower, plan, ShardingEnv.from_local(1, 0))
+    return sharder.shard(tower, plan, env)
+
+
+class OfGroups(ShardingEnv):
+    """Ranks of which groups hold copies of all tables, as in 2D parallelism."""
+
+    sharding_pg = "a group"
+
+
+def test_ranks_among_which_a_tower_cannot_be_placed_are_refused():
+    with pytest.raises(UserError, match="world_size is 2 but there is no process group"):
+        alone_in(ShardingEnv.from_local(2, 0))
+    with pytest.raises(UserError, match="towers in 2D parallelism"):
+        alone_in(OfGroups(1, 0))
+
+
+def outputs_of(interaction):
+    made = alone_in(ShardingEnv.from_local(1, 0), interaction)
     for _ in range(2):
         made(cases.batch_of(0, 2, 0).ids).wait()
 
@@ -373,7 +390,9 @@ def test_towers_that_cannot_be_placed_as_one_are_refused():
 def test_the_planner_is_told_which_tables_belong_together():
     topology = Topology(world_size=4, local_world_size=2, compute_device="cpu")
     options = EmbeddingEnumerator(topology, 8).enumerate(cases.Model(), cases.sharders())
-    told = {option.name: (option.dependency, option.is_pooled, option.is_weighted) for option in options}
+    told = {
+        option.name: (option.dependency, option.is_pooled, option.is_weighted) for option in options
+    }
     assert told == {
         "t0": ("arch.tower_0", True, False),
         "t1": ("arch.tower_0", True, False),
@@ -401,7 +420,9 @@ def placed_by_planner(memory, **constraints):
     model = nn.Sequential()
     for number in range(3):
         tables = [
-            cases.EmbeddingBagConfig(10_000, 16, name=f"t{number}{x}", feature_names=[f"f{number}{x}"])
+            cases.EmbeddingBagConfig(
+                10_000, 16, name=f"t{number}{x}", feature_names=[f"f{number}{x}"]
+            )
             for x in "ab"
         ]
         with torch.device("meta"):
@@ -425,8 +446,6 @@ def test_the_planner_keeps_towers_together_while_memory_is_short():
 
 
 def test_tables_that_fit_no_host_together_are_named():
-    from tessera.training.distributed.planner.partitioners import GreedyPerfPartitioner
-
     topology = Topology(
         world_size=2, local_world_size=1, compute_device="cuda", hbm_cap=1024**2, ddr_cap=1024**3
     )
@@ -439,7 +458,9 @@ def test_tables_that_fit_no_host_together_are_named():
     options = EmbeddingEnumerator(topology, 4, {"ta": only, "tb": only}).enumerate(
         nn.Sequential(tower), [EmbeddingTowerSharder()]
     )
-    with pytest.raises(PlannerError, match=r"tables 0\.ta, 0\.tb must lie on one host, for '0'; they"):
+    with pytest.raises(
+        PlannerError, match=r"tables 0\.ta, 0\.tb must lie on one host, for '0'; they"
+    ):
         GreedyPerfPartitioner().partition(options, topology)
     for option in options:
         option.dependency = None

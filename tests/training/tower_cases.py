@@ -55,9 +55,7 @@ class Interaction(nn.Module):
 
 def pooled(name, columns, *features, mean=False):
     kind = PoolingType.MEAN if mean else PoolingType.SUM
-    return EmbeddingBagConfig(
-        ROWS, columns, name=name, feature_names=list(features), pooling=kind
-    )
+    return EmbeddingBagConfig(ROWS, columns, name=name, feature_names=list(features), pooling=kind)
 
 
 def towers():
@@ -201,7 +199,9 @@ def sharded(by_table, *, seed=1, optimizer="exact_sgd"):
 
 
 def dense_optimizer(model):
-    return torch.optim.SGD([p for _, p in in_backward_optimizer_filter(model.named_parameters())], LR)
+    return torch.optim.SGD(
+        [p for _, p in in_backward_optimizer_filter(model.named_parameters())], LR
+    )
 
 
 def state_of(model):

@@ -8,8 +8,10 @@ from tessera.training.distributed.collections.tower_sharders import (
     EmbeddingTowerSharder as EmbeddingTowerSharder,
 )
 from tessera.training.distributed.collections.towers import (
-    EmbeddingTowerCollectionContext as EmbeddingTowerCollectionContext,
     ShardedEmbeddingTower as ShardedEmbeddingTower,
     ShardedEmbeddingTowerCollection as ShardedEmbeddingTowerCollection,
+)
+from tessera.training.distributed.collections.towers_on_nodes import (
+    EmbeddingTowerCollectionContext as EmbeddingTowerCollectionContext,
     TowerLazyAwaitable as TowerLazyAwaitable,
 )

@@ -53,7 +53,9 @@ def tower_tables(embedding: nn.Module) -> dict[str, list[str]]:
             `EmbeddingCollection`.
     """
     if isinstance(embedding, EmbeddingBagCollection):
-        return {table.name: list(table.feature_names) for table in embedding.embedding_bag_configs()}
+        return {
+            table.name: list(table.feature_names) for table in embedding.embedding_bag_configs()
+        }
     if isinstance(embedding, EmbeddingCollection):
         return {table.name: list(table.feature_names) for table in embedding.embedding_configs()}
     raise UserError(
@@ -97,8 +99,8 @@ def place_tower(
         ValueError: a table has no placement or one of another sharding type, or the tables lie on
             several nodes.
     """
-    per_node = max(env.ranks_per_node, 1)
-    nodes: dict[str, int] = {}
+    per_node = env.ranks_per_node
+    home: tuple[str, int] | None = None  # the first table and its node
     for table in tables:
         if table not in plan:
             raise ValueError(
@@ -112,15 +114,14 @@ def place_tower(
                 f"one of {', '.join(AMONG_RANKS_OF_NODE)}"
             )
         for rank in _ranks(name, table, plan[table], env.world_size):
-            node = nodes.setdefault(table, rank // per_node)
-            first = next(iter(nodes))
-            if node != rank // per_node or node != nodes[first]:
+            home = home or (table, rank // per_node)
+            if rank // per_node != home[1]:
                 raise ValueError(
                     f"table {table!r} of {name} has a shard on rank {rank}, of node {rank // per_node}, and "
-                    f"table {first!r} of the same tower is on node {nodes[first]}; place all tables of "
-                    f"a tower on the ranks of one node, such as {_ranks_of(nodes[first], per_node)}"
+                    f"table {home[0]!r} of the same tower is on node {home[1]}; place all tables of a tower on "
+                    f"the ranks of one node, such as {_ranks_of(home[1], per_node)}"
                 )
-    node = next(iter(nodes.values()), 0)
+    node = 0 if home is None else home[1]
     first_rank = node * per_node
     return TowerPlace(
         node,

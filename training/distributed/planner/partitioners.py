@@ -232,28 +232,39 @@ def _all_on_host(
     options: Sequence[ShardingOption], ranks: _Ranks, host: int
 ) -> list[list[int]] | None:
     """Place the options on the ranks of ``host``; None: they do not fit."""
-    own = range(host * ranks.local, (host + 1) * ranks.local)
-    elsewhere = [rank for rank in range(len(ranks.busy)) if rank not in own]
     chosen: list[list[int]] = []
     for option in options:
-        shards = range(option.num_shards)
-        on_host: list[int] | None = []
-        if option.place_by is PartitionByType.DEVICE:
-            for index in shards:
-                rank = ranks.least_busy(option.shards[index].used, [*elsewhere, *on_host])
-                if rank is None:
-                    return None
-                ranks.place(option, index, rank)
-                on_host.append(rank)
-        elif option.num_shards > ranks.local:
+        by_shard = option.place_by is PartitionByType.DEVICE
+        on_host = (_each_on_host if by_shard else _evenly_on_host)(option, ranks, host)
+        if on_host is None:
             return None
-        else:
-            on_host = _try_host(option, shards, ranks, host)
-            if on_host is None:
-                return None
-            for index, rank in zip(shards, on_host, strict=True):
-                ranks.place(option, index, rank)
         chosen.append(on_host)
+    return chosen
+
+
+def _each_on_host(option: ShardingOption, ranks: _Ranks, host: int) -> list[int] | None:
+    """Place every shard on the least busy rank of ``host`` that has room for it; None: there is none."""
+    own = range(host * ranks.local, (host + 1) * ranks.local)
+    elsewhere = [rank for rank in range(len(ranks.busy)) if rank not in own]
+    chosen: list[int] = []
+    for index, shard in enumerate(option.shards):
+        rank = ranks.least_busy(shard.used, [*elsewhere, *chosen])
+        if rank is None:
+            return None
+        ranks.place(option, index, rank)
+        chosen.append(rank)
+    return chosen
+
+
+def _evenly_on_host(option: ShardingOption, ranks: _Ranks, host: int) -> list[int] | None:
+    """Place the shards on different ranks of ``host``; None: they do not fit."""
+    if option.num_shards > ranks.local:
+        return None
+    indices = range(option.num_shards)
+    chosen = _try_host(option, indices, ranks, host)
+    if chosen is not None:
+        for index, rank in zip(indices, chosen, strict=True):
+            ranks.place(option, index, rank)
     return chosen
 
 
