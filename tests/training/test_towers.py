@@ -21,6 +21,7 @@ from tessera.training.distributed.embedding_tower_sharding import (
     ShardedEmbeddingTowerCollection,
     TowerLazyAwaitable,
 )
+from tessera.training.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig
 from tessera.training.distributed.planner import EmbeddingShardingPlanner, Topology
 from tessera.training.distributed.planner.enumerators import EmbeddingEnumerator
 from tessera.training.distributed.planner.partitioners import GreedyPerfPartitioner
@@ -96,6 +97,23 @@ def test_without_a_process_group_all_towers_are_here():
     result, _, names = trained(None, STEPS)
     cases.check([result], cases.reference(1, STEPS), lambda _: 1)
     assert len(names) == 6
+
+
+def trained_with_codecs(by_table):
+    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
+    model = cases.sharded(by_table, codecs=config)
+    return cases.train(model, 2), cases.state_of(model)
+
+
+@pytest.mark.parametrize(("world", "local"), [(2, 1), (4, 2)])
+def test_outputs_and_gradients_may_travel_in_half_precision(world, local):
+    by_table = cases.PLANS[world, local]
+    results = run_on_ranks(world, trained_with_codecs, by_table, local_world_size=local)
+    expected = cases.reference(world, 2)
+    # A number below 4 is rounded by less than 1e-3, and by more than nothing.
+    cases.check(results, expected, held(world, local), bound=5e-3)
+    with pytest.raises(AssertionError):
+        cases.check(results, expected, held(world, local))
 
 
 def kinds_of_modules():

@@ -19,6 +19,7 @@ from tessera.training.distributed.embedding_tower_sharding import (
     EmbeddingTowerCollectionSharder,
     EmbeddingTowerSharder,
 )
+from tessera.training.distributed.fbgemm_qcomm_codec import get_qcomm_codecs_registry
 from tessera.training.distributed.model_parallel import DistributedModelParallel
 from tessera.training.distributed.types import ShardingPlan
 from tessera.training.modules.embedding_configs import PoolingType
@@ -128,9 +129,13 @@ def batches(steps, size=None):
     return [batch_of(rank, own, step).to(rank_device()) for step in range(steps)]
 
 
-def sharders(optimizer="exact_sgd"):
+def sharders(optimizer="exact_sgd", codecs=None):
     settings = {"optimizer": optimizer, "learning_rate": LR}
-    return [EmbeddingTowerCollectionSharder(settings), EmbeddingTowerSharder(settings)]
+    registry = None if codecs is None else get_qcomm_codecs_registry(codecs)
+    return [
+        EmbeddingTowerCollectionSharder(settings, registry),
+        EmbeddingTowerSharder(settings, registry),
+    ]
 
 
 # Per world and ranks per node, by table, what `sharding_plan` is asked for: towers not in the order of their nodes.
@@ -189,12 +194,12 @@ def plan_of(model, by_table):
     )
 
 
-def sharded(by_table, *, seed=1, optimizer="exact_sgd"):
+def sharded(by_table, *, seed=1, optimizer="exact_sgd", codecs=None):
     """The model over ranks; ``by_table`` None: as the planner says."""
     model = model_of(seed).to(rank_device())
     plan = None if by_table is None else plan_of(model, by_table)
     return DistributedModelParallel(
-        model, device=rank_device(), plan=plan, sharders=sharders(optimizer)
+        model, device=rank_device(), plan=plan, sharders=sharders(optimizer, codecs)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -27,8 +27,12 @@ from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-if TYPE_CHECKING:
-    from tessera.training.distributed.collections.tower_sharders import EmbeddingTowerSharder
+
+class ShardsTowers(Protocol):
+    """Says who shards the collection of a tower."""
+
+    def embedding_sharder(self, module: EmbeddingTower) -> ModuleSharder[Any]:
+        """The sharder of what a tower looks up in."""
 
 
 class ShardedEmbeddingTower(ShardedTowers):
@@ -109,7 +113,7 @@ class ShardedEmbeddingTowerCollection(ShardedTowers):
         self,
         module: EmbeddingTowerCollection,
         table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
-        tower_sharder: EmbeddingTowerSharder,
+        tower_sharder: ShardsTowers,
         env: ShardingEnv,
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
