@@ -138,7 +138,7 @@ def write(
     # Rank 0 need not hold a shard of every table, nor the interaction of every tower.
     columns = _merged(_of_all_ranks(content.columns, group))
     numbers = _merged(_of_all_ranks(content.numbers, group))
-    groups = merged_groups(_of_all_ranks(content.groups, group))
+    groups = _merged_groups(_of_all_ranks(content.groups, group))
 
     def finish(records: Records) -> None:
         if not first:
@@ -196,7 +196,7 @@ def _merged(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
     return {name: value for part in parts for name, value in part.items()}
 
 
-def merged_groups(
+def _merged_groups(
     groups_per_rank: Sequence[list[dict[str, Any]] | None],
 ) -> list[dict[str, Any]] | None:
     """The first rank's groups of parameters, with the parameters that only other ranks have.

@@ -20,7 +20,7 @@ node, as the rest of the model is averaged over all ranks.
 The idea is TorchRec's (`torchrec.distributed.embedding_tower_sharding`), which keeps outputs in the order of the
 nodes; towers that match the network's topology are described in arXiv:2403.00877.
 
-Legend: ``B`` samples of this rank, ``S`` samples of this rank and its peers, ``N`` nodes, ``C_t`` columns of
+Legend: ``B`` samples of this rank, ``S`` samples of this rank and its peers, ``C_t`` columns of
 tower t's output.
 """
 
