@@ -12,12 +12,13 @@ def run(code):
     names = {}
     exec(compile(code, str(DOCS), "exec"), names)
     trained = names["trained"].get("tables.embedding_bags.item", [])
+    assert names["outputs"].shape == (2, 16)
     return names["model"].device_mesh.mesh.tolist(), len(trained), names["moved_mib"]
 
 
 def test_the_examples_train_in_groups():
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     found = run_on_ranks(4, run, "\n".join(blocks))
     for rank, (mesh, rows, moved_mib) in enumerate(found):
         assert mesh == [[0, 2], [1, 3]]

@@ -8,7 +8,6 @@ _HASH_ZCH = (
 _PEC = "updates of rows that batches share are not held back"
 _READ_ONLY = "managed collision modules leave no id out of its bag and keep nothing else of it"
 _POOLS = "a pool reads and writes its rows itself, in the memory of its device"
-_TOWERS = "the collections inside of towers are sharded; a tower is not placed as one"
 _PRUNING = "one `GenericITEPModule` holds the addresses of ids, whatever the strategy"
 _LOGS = "for the logs of TorchRec's own makers"
 _COMPILE = "for `torch.compile` and `torch.export` of TorchRec's own modules"
@@ -54,7 +53,6 @@ REASONS: list[tuple[str, str]] = [
         _COLLISIONS,
     ),
     (r".*(itep|ITEP).*", _PRUNING),
-    (r".*([Tt]ower).*", _TOWERS),
     (r"modules\.object_pool_lookups\..*", _POOLS),
     (r"distributed\.tensor_pool\.(index_select_view|update)", _INSIDE),
     (

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from tessera.training.distributed.model.shard import init_parameters
+from tessera.training.distributed.plan.first_values import init_parameters
 from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.creation import placement_params
 from tessera.training.modules.embedding_configs import DataType

@@ -1,6 +1,7 @@
 """Lookups with the module that takes their vectors, as one: a tower, and several side by side.
 
-`DistributedModelParallel` shards the collections inside of towers as it does others.
+`DistributedModelParallel` shards the collections inside of towers as it does others; with the sharders of
+`tessera.training.distributed.embedding_tower_sharding` a tower lives on one node.
 
 Shapes: ``B`` samples, ``N`` columns of a tower's output.
 """

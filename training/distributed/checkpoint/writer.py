@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -135,8 +135,10 @@ def write(
                 no_dist=group is None,
             )
 
-    # Rank 0 need not hold a shard of every table.
+    # Rank 0 need not hold a shard of every table, nor the interaction of every tower.
     columns = _merged(_of_all_ranks(content.columns, group))
+    numbers = _merged(_of_all_ranks(content.numbers, group))
+    groups = _merged_groups(_of_all_ranks(content.groups, group))
 
     def finish(records: Records) -> None:
         if not first:
@@ -146,8 +148,8 @@ def write(
             "version": VERSION,
             "ranks": 1 if group is None else dist.get_world_size(group),
             "columns": columns,
-            "numbers": content.numbers,
-            "groups": content.groups,
+            "numbers": numbers,
+            "groups": groups,
             "extra": extra,
             "index": file_digest(partial / INDEX),
             "records": records,
@@ -192,6 +194,33 @@ def _own(folder: Path, group: dist.ProcessGroup | None) -> Records:
 
 def _merged(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
     return {name: value for part in parts for name, value in part.items()}
+
+
+def _merged_groups(
+    groups_per_rank: Sequence[list[dict[str, Any]] | None],
+) -> list[dict[str, Any]] | None:
+    """The first rank's groups of parameters, with the parameters that only other ranks have.
+
+    Those join the first group with the same settings, or have a group of their own.  None: the first rank has
+    no groups to save.
+    """
+    first, *others = groups_per_rank
+    if first is None:
+        return None
+    merged = [{**group, "params": list(group.get("params", []))} for group in first]
+    known = {name for group in merged for name in group["params"]}
+    for group in (group for groups in others for group in groups or []):
+        new = [name for name in group.get("params", []) if name not in known]
+        if not new:
+            continue
+        known.update(new)
+        settings = {**group, "params": None}
+        alike = [own for own in merged if {**own, "params": None} == settings]
+        if alike:
+            alike[0]["params"] += new
+        else:
+            merged.append({**group, "params": new})
+    return merged
 
 
 def _reason(error: BaseException) -> str:

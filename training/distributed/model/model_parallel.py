@@ -21,11 +21,8 @@ from tessera.training.distributed.model.data_parallel import (
     DataParallelWrapper,
     DefaultDataParallelWrapper,
 )
-from tessera.training.distributed.model.shard import init_parameters as init_parts
-from tessera.training.distributed.model.shard import (
-    made_plan,
-    shard_parts,
-)
+from tessera.training.distributed.model.shard import made_plan, shard_parts
+from tessera.training.distributed.plan.first_values import init_parameters as init_parts
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
     ShardingPlan,

@@ -16,16 +16,13 @@ from torch import nn
 from tessera.errors import UserError
 from tessera.training.distributed.comm.environment import ShardingEnv, default_env
 from tessera.training.distributed.comm.nodes import get_local_size
+from tessera.training.distributed.plan.first_values import init_parameters
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingPlan,
 )
-from tessera.training.distributed.plan.sharded_module import (
-    ModuleSharder,
-    ShardedModule,
-    outermost,
-)
+from tessera.training.distributed.plan.sharded_module import ModuleSharder, outermost
 from tessera.training.distributed.planner.generators import (
     balanced_table_wise_plan,
     construct_module_sharding_plan,
@@ -188,31 +185,3 @@ def made_plan(
     if env.process_group is None:
         return planner.plan(module, list(sharders))
     return planner.collective_plan(module, list(sharders), env.process_group)
-
-
-def init_parameters(module: nn.Module, device: torch.device) -> bool:
-    """Give the parts of ``module`` on the ``meta`` device memory on ``device`` and first values.
-
-    Returns:
-        Whether anything was on the ``meta`` device.
-
-    Raises:
-        UserError: a part has no ``reset_parameters()`` that could fill it.
-    """
-    if isinstance(module, ShardedModule):
-        return False  # it has begun with values of its own
-    # Children first: a collection knows better than its nn.Embeddings how they begin.
-    changed = [init_parameters(child, device) for child in module.children()]
-    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    is_meta = any(tensor.is_meta for tensor in own)
-    reset = getattr(module, "reset_parameters", None)
-    if is_meta:
-        if reset is None:
-            raise UserError(
-                f"{type(module).__name__} is on the meta device and has no reset_parameters(); "
-                "build it on a real device"
-            )
-        module.to_empty(device=device, recurse=False)
-    if reset is not None and (is_meta or any(changed)):
-        reset()
-    return is_meta or any(changed)

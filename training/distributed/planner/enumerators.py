@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tessera.training.distributed.collections.tower_places import tower_tables
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut
 from tessera.training.distributed.plan.sharded_module import ModuleSharder, outermost
@@ -147,7 +148,8 @@ class EmbeddingEnumerator(Enumerator):
         constraint = self._constraints.get(name)
         wanted = constraint or ParameterConstraints()
         topology = self._topology
-        features, is_pooled, is_weighted = _describe(child, name)
+        home, dependency = _home_of(path, child, name)
+        features, is_pooled, is_weighted = _describe(home, name)
         if wanted.is_weighted is not None:
             is_weighted = wanted.is_weighted
         _check_constraint(name, features, wanted, topology.compute_device)
@@ -165,7 +167,7 @@ class EmbeddingEnumerator(Enumerator):
             min_partition=wanted.min_partition or constants.MIN_CW_DIM,
         )
         ways: list[ShardingOption] = []
-        for kind in self._sharding_types(sharder, wanted):
+        for kind in self._sharding_types(sharder, wanted, on_one_host=dependency is not None):
             strategy = strategy_of(kind)
             pieces = strategy.cut(table)
             table_wise_listed = any(
@@ -187,13 +189,14 @@ class EmbeddingEnumerator(Enumerator):
                     constraints=constraint,
                     is_pooled=is_pooled,
                     is_weighted=is_weighted,
+                    dependency=dependency,
                 )
                 for kernel in self._kernels(sharder, kind, wanted)
             ]
         return ways
 
     def _sharding_types(
-        self, sharder: ModuleSharder[Any], wanted: ParameterConstraints
+        self, sharder: ModuleSharder[Any], wanted: ParameterConstraints, *, on_one_host: bool
     ) -> list[str]:
         offered = sharder.sharding_types(self._topology.compute_device)
         if wanted.sharding_types is not None:
@@ -201,6 +204,8 @@ class EmbeddingEnumerator(Enumerator):
         # Table-wise first: later strategies that come to the same are dropped.
         order = sorted(offered, key=lambda kind: kind != ShardingType.TABLE_WISE.value)
         ranks, hosts = self._topology.world_size, self._topology.num_hosts
+        if on_one_host:
+            hosts = max(hosts, 2)  # what would come to the same on a single host is not offered
         strategies = {kind: strategy_of(kind) for kind in order}
         return [
             kind
@@ -234,6 +239,18 @@ def shardable_modules(
     """Path, module and sharder of the outermost modules that a sharder takes."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
     return outermost(module, lambda part: by_type.get(type(part)))
+
+
+def _home_of(path: str, child: nn.Module, table: str) -> tuple[nn.Module, str | None]:
+    """The collection that a table is in, and its tower, all of whose tables go to one host; None: it is in none."""
+    if isinstance(child, EmbeddingTower):
+        return child.embedding, path
+    if isinstance(child, EmbeddingTowerCollection):
+        for number, tower in enumerate(child.towers):
+            assert isinstance(tower, EmbeddingTower), "a collection holds towers"
+            if table in tower_tables(tower.embedding):
+                return tower.embedding, f"{path}.tower_{number}"
+    return child, None
 
 
 def _describe(child: nn.Module, table: str) -> tuple[list[str], bool, bool]:

@@ -87,6 +87,8 @@ class ShardingOption:
         is_weighted: ids carry weights.
         bags_per_sample: bags of each feature in a sample; None: one of each.
         partition_by: on which ranks a partitioner may put the shards, a `PartitionByType` or its name.
+        dependency: options of the same one are put on one host, as the tables of a tower must be; None: the
+            table goes where it likes.
 
     Args:
         is_pooled: None: as ``module`` does.
@@ -108,6 +110,7 @@ class ShardingOption:
     is_weighted: bool
     bags_per_sample: list[float] | None
     partition_by: Any
+    dependency: str | None
 
     cache_params = _of_constraints("cache_params", "The cache of a ``fused_uvm_caching`` table.")
     enforce_hbm = _of_constraints("enforce_hbm", "Whether all rows must lie in device memory.")
@@ -134,6 +137,7 @@ class ShardingOption:
         is_weighted: bool = False,
         bags_per_sample: list[float] | None = None,
         partition_by: Any = None,
+        dependency: str | None = None,
         **of_constraints: Any,
     ) -> None:
         self.name = name
@@ -156,6 +160,7 @@ class ShardingOption:
         if partition_by is None:
             partition_by = strategy_of(sharding_type).placed
         self.partition_by = partition_by
+        self.dependency = dependency
 
     @staticmethod
     def module_pooled(module: nn.Module, sharding_option_name: str) -> bool:

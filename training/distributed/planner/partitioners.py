@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, unique
@@ -43,11 +44,22 @@ class _Ranks:
         self.busy: Numbers = np.zeros(topology.world_size)
         self.local = topology.local_world_size
 
+    def take(self, other: _Ranks) -> None:
+        """Be as ``other`` is."""
+        self.hbm, self.ddr, self.busy = other.hbm, other.ddr, other.busy
+
     def place(self, option: ShardingOption, index: int, rank: int) -> None:
         shard = option.shards[index]
         self.hbm[rank] -= shard.used.hbm
         self.ddr[rank] -= shard.used.ddr
         self.busy[rank] += shard.time.total
+
+    def hosts(self) -> list[int]:
+        """The hosts, the least busy first."""
+        return sorted(
+            range(len(self.busy) // self.local),
+            key=lambda host: float(self.busy[host * self.local : (host + 1) * self.local].sum()),
+        )
 
     def least_busy(self, storage: Storage, excluded: Sequence[int]) -> int | None:
         """The least busy rank that has room; the roomiest of equals."""
@@ -66,7 +78,8 @@ class GreedyPerfPartitioner(Partitioner):
     """Large options first, every shard to the least busy rank that has room for it.
 
     Options that need every rank are placed first, then those that need a host, then single
-    shards.  Column shards of one table go to different ranks.
+    shards.  Column shards of one table go to different ranks.  Options of one ``dependency`` are placed
+    together, on the least busy host that has room for all of them.
 
     Args:
         sort_by: what "large" means; of equals the one that the proposal has first.
@@ -92,18 +105,27 @@ class GreedyPerfPartitioner(Partitioner):
         """
         ranks = _Ranks(storage_constraint)
         tables = Counter(option.path for option in proposal if self._balance_modules)
+        together: dict[str | int, list[int]] = {}
+        for index, option in enumerate(proposal):
+            key = index if option.dependency is None else option.dependency
+            together.setdefault(key, []).append(index)
         order = sorted(
-            range(len(proposal)),
-            key=lambda index: (
-                list(_PLACEMENTS).index(proposal[index].place_by),
-                tables[proposal[index].path],
-                self._size(proposal[index]),
+            together.values(),
+            key=lambda own: (
+                _turn(proposal[own[0]]),
+                tables[proposal[own[0]].path],
+                sum(self._size(proposal[index]) for index in own),
             ),
         )
         placed: dict[int, list[int]] = {}
-        for index in order:
-            option = proposal[index]
-            placed[index] = _PLACEMENTS[option.place_by](option, ranks)
+        for own in order:
+            first = proposal[own[0]]
+            if first.dependency is None:
+                placed[own[0]] = _PLACEMENTS[first.place_by](first, ranks)
+            else:
+                own.sort(key=lambda index: _turn_on_host(proposal[index]))
+                chosen = _place_together([proposal[index] for index in own], ranks)
+                placed.update(zip(own, chosen, strict=True))
         return [option.placed(placed[index]) for index, option in enumerate(proposal)]
 
     def _size(self, option: ShardingOption) -> float:
@@ -157,11 +179,7 @@ def _place_on_hosts(option: ShardingOption, ranks: _Ranks) -> list[int]:
     chosen: list[int] = []
     for first in range(0, option.num_shards, group):
         indices = range(first, first + group)
-        hosts = sorted(
-            range(len(ranks.busy) // local),
-            key=lambda host: float(ranks.busy[host * local : (host + 1) * local].sum()),
-        )
-        for host in hosts:
+        for host in ranks.hosts():
             on_host = _try_host(option, indices, ranks, host)
             if on_host is not None:
                 break
@@ -191,6 +209,65 @@ def _try_host(
     return on_host
 
 
+def _place_together(options: Sequence[ShardingOption], ranks: _Ranks) -> list[list[int]]:
+    """The ranks of each option's shards, all of one host: the least busy one with room for all."""
+    for host in ranks.hosts():
+        trial = copy.deepcopy(ranks)
+        chosen = _all_on_host(options, trial, host)
+        if chosen is not None:
+            ranks.take(trial)
+            return chosen
+    names = ", ".join(option.fqn for option in options)
+    storage = [option.total_storage for option in options]
+    raise PlannerError(
+        f"tables {names} must lie on one host, for {options[0].dependency!r}; they take "
+        f"{sum(own.hbm for own in storage) / GIB:.3f} GiB of device and "
+        f"{sum(own.ddr for own in storage) / GIB:.3f} GiB of host memory, and no host has ranks with that "
+        "left",
+        PlannerErrorType.PARTITION,
+    )
+
+
+def _all_on_host(
+    options: Sequence[ShardingOption], ranks: _Ranks, host: int
+) -> list[list[int]] | None:
+    """Place the options on the ranks of ``host``; None: they do not fit."""
+    chosen: list[list[int]] = []
+    for option in options:
+        by_shard = option.place_by is PartitionByType.DEVICE
+        on_host = (_each_on_host if by_shard else _evenly_on_host)(option, ranks, host)
+        if on_host is None:
+            return None
+        chosen.append(on_host)
+    return chosen
+
+
+def _each_on_host(option: ShardingOption, ranks: _Ranks, host: int) -> list[int] | None:
+    """Place every shard on the least busy rank of ``host`` that has room for it; None: there is none."""
+    own = range(host * ranks.local, (host + 1) * ranks.local)
+    elsewhere = [rank for rank in range(len(ranks.busy)) if rank not in own]
+    chosen: list[int] = []
+    for index, shard in enumerate(option.shards):
+        rank = ranks.least_busy(shard.used, [*elsewhere, *chosen])
+        if rank is None:
+            return None
+        ranks.place(option, index, rank)
+        chosen.append(rank)
+    return chosen
+
+
+def _evenly_on_host(option: ShardingOption, ranks: _Ranks, host: int) -> list[int] | None:
+    """Place the shards on different ranks of ``host``; None: they do not fit."""
+    if option.num_shards > ranks.local:
+        return None
+    indices = range(option.num_shards)
+    chosen = _try_host(option, indices, ranks, host)
+    if chosen is not None:
+        for index, rank in zip(indices, chosen, strict=True):
+            ranks.place(option, index, rank)
+    return chosen
+
+
 # In the order in which options are placed.
 _PLACEMENTS: dict[PartitionByType, Callable[[ShardingOption, _Ranks], list[int]]] = {
     PartitionByType.UNIFORM: _place_uniform,
@@ -198,6 +275,19 @@ _PLACEMENTS: dict[PartitionByType, Callable[[ShardingOption, _Ranks], list[int]]
     PartitionByType.HOST: _place_on_hosts,
     PartitionByType.DEVICE: _place_shards,
 }
+
+
+def _turn(option: ShardingOption) -> int:
+    """Which options are placed first: the smaller."""
+    place_by = PartitionByType.HOST if option.dependency is not None else option.place_by
+    return list(_PLACEMENTS).index(place_by)
+
+
+def _turn_on_host(option: ShardingOption) -> tuple[bool, int]:
+    """The same on a host: those that take its ranks evenly, in their order, and then single shards, the largest first."""
+    alone = option.place_by is PartitionByType.DEVICE
+    storage = option.total_storage
+    return alone, -(storage.hbm + storage.ddr) if alone else 0
 
 
 class MemoryBalancedPartitioner(Partitioner):
