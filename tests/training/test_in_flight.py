@@ -117,7 +117,7 @@ while time.monotonic() < until:
 
 
 def test_a_process_ends_well_when_a_thread_of_gloo_still_wants_the_lock(tmp_path):
-    """Without `wait_for_threads` this process aborts each time: the program's own collective is not kept."""
+    """A process aborts each time without `wait_for_threads`, as the collectives of a program itself are not kept."""
     command = [sys.executable, "-c", ENDS_WITH_A_THREAD_THAT_WAITS_FOR_THE_LOCK, tmp_path / "store"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

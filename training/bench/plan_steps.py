@@ -206,7 +206,7 @@ def timed(models: list[Timed], rounds: int, seconds: float) -> list[Times]:
 
 
 def milliseconds(follower: Follower, count: int) -> tuple[float, float]:
-    """Of a step, over some steps that the ranks begin together: elapsed, and of the busiest rank's processors."""
+    """The elapsed time of a step and the processors' time of the busiest rank, over steps that the ranks begin together."""
     dist.barrier()
     worked = time.process_time()
     elapsed = seconds_of(partial(follower.steps, count))

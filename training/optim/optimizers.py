@@ -51,7 +51,7 @@ class RowOptimizer(Optimizer):
         weight_decay: decoupled: weights shrink by ``lr * weight_decay`` of themselves.
         gradient_clipping: of fused tables alone: cut every number of the output's gradient to
             ``[-max_gradient, max_gradient]``.
-        max_gradient: see there; without ``gradient_clipping`` it has no effect.
+        max_gradient: the bound of ``gradient_clipping``, without which it has no effect.
         settings: ``eps``, ``betas``, ``momentum`` or ``eta``, as far as the rule has them;
             ``lr_decay`` (the rate of step t is ``lr / (1 + (t - 1) * lr_decay)``) and
             ``initial_accumulator_value`` (where ``momentum1`` begins).
