@@ -95,6 +95,65 @@ def test_a_program_that_just_ends_waits():
     assert ended.stdout == "waited for True\n"
 
 
+ENDS_WITH_A_THREAD_THAT_WAITS_FOR_THE_LOCK = """
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from tessera.training.distributed.comm import in_flight
+
+in_flight.AT_EXIT_S = 30
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+sys.setswitchinterval(60)  # no thread is given the lock until the main thread gives it up
+ones = torch.ones(4)
+work = dist.all_reduce(ones, async_op=True)
+del work
+until = time.monotonic() + 0.2
+while time.monotonic() < until:
+    pass
+"""
+
+
+def test_a_process_ends_well_when_a_thread_of_gloo_still_wants_the_lock(tmp_path):
+    """A process aborts each time without `wait_for_threads`, as the collectives of a program itself are not kept."""
+    command = [sys.executable, "-c", ENDS_WITH_A_THREAD_THAT_WAITS_FOR_THE_LOCK, tmp_path / "store"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def thread_of_gloo(folder, number, state):
+    file = folder / f"{number}"
+    file.write_text(f"{number} (a name) with ) {state} 1 1 1")
+    return file
+
+
+def test_the_lock_is_given_up_until_all_threads_are_idle(tmp_path, monkeypatch):
+    threads = [thread_of_gloo(tmp_path, 1, "S"), thread_of_gloo(tmp_path, 2, "R")]
+    threads.append(tmp_path / "a thread that has ended")
+    monkeypatch.setattr(in_flight, "_threads_of_gloo", lambda: threads)
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        states = {3: "S", 4: "D", 6: "S"}
+        if len(pauses) in states:
+            thread_of_gloo(tmp_path, 2, states[len(pauses)])
+
+    monkeypatch.setattr(in_flight.time, "sleep", pause)
+    in_flight.wait_for_threads(PATIENCE_S)
+    assert len(pauses) == 7  # idle in the pauses 3, then 6 and 7
+    in_flight.wait_for_threads(0.0)
+    assert len(pauses) == 7
+
+
+def test_a_process_without_threads_of_gloo_does_not_pause(monkeypatch):
+    monkeypatch.setattr(in_flight, "_threads_of_gloo", list)
+    monkeypatch.setattr(in_flight.time, "sleep", lambda _: pytest.fail("it paused"))
+    in_flight.wait_for_threads()
+
+
 def _end_before_the_other(rank, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     for _ in range(WORKS):

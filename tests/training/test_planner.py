@@ -23,7 +23,7 @@ from tessera.training.distributed.planner import (
     save_picture,
     save_plan,
 )
-from tessera.training.distributed.planner.constants import GIB
+from tessera.training.distributed.planner.constants import GIB, WAY_MS_ON_CPU
 from tessera.training.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
     MemoryBalancedPartitioner,
@@ -204,6 +204,31 @@ def test_uvm_is_taken_only_where_device_memory_runs_out():
     assert roomy.plan[""]["t0"].compute_kernel == "fused"
     tight = planner(2, hbm=200 * 2**20, batch_size=16).plan(tables((1_000_000, 128)), [sharder])
     assert tight.plan[""]["t0"].compute_kernel in {"fused_uvm", "fused_uvm_caching"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device", "ways"), [(2, "cpu", 2), (1, "cpu", 0), (2, "cuda", 0)]
+)
+def test_each_way_of_a_module_costs_its_fixed_part_on_ranks_of_cpus(ranks, device, ways):
+    model = tables(*[(1000, 8)] * 4)
+    topology = Topology(ranks, device)
+    options = EmbeddingEnumerator(topology, 16).enumerate(model, [PlannedTables()])
+    proposal = [
+        next(o for o in options if (o.name, o.sharding_type) == (f"t{i}", kind))
+        for i, kind in enumerate(["table_wise", "row_wise" if ranks > 1 else "table_wise"] * 2)
+    ]
+    plan = GreedyPerfPartitioner().partition(proposal, topology)
+    times = [0.0] * ranks
+    for shard in (shard for option in plan for shard in option.shards):
+        times[shard.place] += shard.time.total
+    expected = max(times) + ways * WAY_MS_ON_CPU
+    assert NoopPerfModel(topology).rate(plan) == pytest.approx(expected, rel=1e-12)
+
+
+def test_small_tables_on_cpus_are_cut_in_one_way():
+    sizes = [(1000, 16), (3000, 32), (2000, 64)]
+    small = planner(2, device="cpu", batch_size=16).plan(tables(*sizes), [PlannedTables()])
+    assert len({where.sharding_type for where in small.plan[""].values()}) == 1
 
 
 def test_the_search_finds_the_best_of_all_combinations():

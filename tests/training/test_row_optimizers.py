@@ -178,12 +178,36 @@ def test_an_optimizer_in_backward_steps_there_and_drops_the_gradient():
             {"optimizer": "lars_sgd", "eta": 0.5, "momentum": 0.25},
         ),
         (optimizers.Lion, {"lr": 0.5}, {"optimizer": "lion", "learning_rate": 0.5, "beta2": 0.99}),
+        (optimizers.Adam, {"beta1": 0.5}, {"optimizer": "adam", "beta1": 0.5, "beta2": 0.999}),
+        (optimizers.Lion, {"beta2": 0.5}, {"optimizer": "lion", "beta1": 0.9, "beta2": 0.5}),
+        (
+            optimizers.Adagrad,
+            {"gradient_clipping": True, "max_gradient": 0.5},
+            {"optimizer": "exact_adagrad", "gradient_clipping": True, "max_gradient": 0.5},
+        ),
+        (
+            optimizers.SGD,
+            {"gradient_clipping": False, "max_gradient": 0.5},
+            {"optimizer": "exact_sgd", "gradient_clipping": None, "max_gradient": None},
+        ),
     ],
 )
 def test_arguments_become_fused_params(optimizer, arguments, expected):
     params = FusedParams.from_dict(convert_optimizer_type_and_kwargs(optimizer, arguments))
     expected = {**expected, "optimizer": EmbOptimType(expected["optimizer"])}
     assert {name: getattr(params, name) for name in expected} == expected
+
+
+def test_only_fused_tables_clip_the_gradient_of_the_output():
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    weight.grad = torch.ones(2, 3)
+    optimizers.SGD([weight], lr=1.0, max_gradient=0.5).step()
+    assert torch.equal(weight, torch.zeros(2, 3))
+    clipping = optimizers.SGD([weight], gradient_clipping=True)
+    with pytest.raises(ValueError, match=r"SGD\(gradient_clipping=True\) cuts .* shard them"):
+        clipping.step()
+    with pytest.raises(ValueError, match=r"max_gradient is -1\.0; give 0 or more"):
+        optimizers.SGD([weight], max_gradient=-1.0)
 
 
 @pytest.mark.parametrize("kind", OURS)

@@ -12,7 +12,8 @@ trained without a GPU.
 
 Columns, over the second half of the steps: the AUC of the scores; of the ids that came, the share that had a row with
 another id of the last 100 steps; and the mean milliseconds of a step (map, look up, backward, update), since MCH
-changes its maps in every 10th alone.
+changes its maps in every 10th alone. With ``--clock cpu`` these are the milliseconds in which a CPU worked on the step, which other
+programs of a busy machine change less.
 
     python -m tessera.training.bench.id_maps [--steps 600] [--rows 20000] [--live 16000] [--batch-size 1024]
 """
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,7 +32,14 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from tessera.training.bench.harness import arguments, machine, print_head, print_row
+from tessera.training.bench.harness import (
+    CLOCKS,
+    Clock,
+    arguments,
+    machine,
+    print_head,
+    print_row,
+)
 from tessera.training.bench.sharded_steps import Library, libraries
 from tessera.training.metrics.binary import auc
 from tessera.training.modules.hash_mc_evictions import (
@@ -135,6 +142,7 @@ class Contender:
     Attributes:
         model: a `Model`.
         optimizer: of its tables.
+        clock: what steps are timed with.
         milliseconds: of each step.
         scores: of each step, before it.
         shared: of each step, the share of ids that had a row with another one.
@@ -142,6 +150,7 @@ class Contender:
 
     model: Model
     optimizer: torch.optim.Optimizer
+    clock: Clock
     milliseconds: list[float] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
     shared: list[float] = field(default_factory=list)
@@ -160,13 +169,13 @@ class Contender:
 
     def train(self, ids: Tensor, labels: Tensor) -> None:
         """Train on one batch, and note how long it took."""
-        begin = time.perf_counter()
+        begin = self.clock()
         logits, _ = self.model(ids)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.optimizer.step()
-        self.milliseconds.append((time.perf_counter() - begin) * 1e3)
+        self.milliseconds.append((self.clock() - begin) * 1e3)
 
 
 def sorted_map(library: Library, rows: int, policy: str) -> nn.Module:
@@ -191,7 +200,7 @@ def hash_map(rows: int) -> nn.Module:
     )
 
 
-def contenders(rows: int) -> dict[str, Contender]:
+def contenders(rows: int, clock: Clock) -> dict[str, Contender]:
     """By name; see the head of this file."""
     ours, *others = libraries()
     models: dict[str, Any] = {
@@ -204,14 +213,14 @@ def contenders(rows: int) -> dict[str, Contender]:
             name = name if library is ours else f"{library.name} {name}"
             models[name] = Model(library, rows, partial(sorted_map, library, rows, policy))
     return {
-        name: Contender(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
+        name: Contender(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), clock)
         for name, model in models.items()
     }
 
 
-def run(stream: Stream, rows: int) -> dict[str, Contender]:
+def run(stream: Stream, rows: int, clock: Clock) -> dict[str, Contender]:
     """All contenders after the whole stream, and what they gave in the second half of its steps."""
-    found = contenders(rows)
+    found = contenders(rows, clock)
     names = list(found)
     recent: deque[Tensor] = deque(maxlen=RECENT)
     for step, (ids, own_labels) in enumerate(stream.batches()):
@@ -237,7 +246,10 @@ def main() -> None:
     parser.add_argument("--leave", type=int, default=80, help="ids that go a step (default 80)")
     parser.add_argument("--batch-size", type=int, default=1024, help="bags (default 1024)")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="see above (default wall)")
     args = parser.parse_args()
+    if args.clock == "cpu" and args.threads != 1:
+        parser.error("--clock cpu counts one thread's time; leave --threads out")
     torch.set_num_threads(args.threads)
     stream = Stream(steps=args.steps, live=args.live, leave=args.leave, batch_size=args.batch_size)
     labels = torch.cat([own for _, own in list(stream.batches())[args.steps // 2 :]])
@@ -245,7 +257,7 @@ def main() -> None:
     ids = args.live + args.leave * args.steps
     print(f"{args.rows} rows, {args.live} ids at one time, {ids} in all, {args.steps} steps")
     print_head("rows by", "AUC", "ids that share a row", "ms a step")
-    for name, contender in run(stream, args.rows).items():
+    for name, contender in run(stream, args.rows, CLOCKS[args.clock]).items():
         score = auc(torch.cat(contender.scores).numpy(), labels.numpy())
         shared = statistics.fmean(contender.shared)
         cost = statistics.fmean(contender.milliseconds)

@@ -32,8 +32,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+)
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import (
     EmbeddingEnumerator,
@@ -48,6 +55,7 @@ from tessera.training.distributed.planner.storage_reservations import (
     FixedPercentageStorageReservation,
 )
 from tessera.training.distributed.planner.types import Shard, per_rank
+from tessera.training.distributed.sharding.by_hand import placement
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 
@@ -72,16 +80,24 @@ class Model:
     Fields:
         tables: rows, columns and ids per bag of each.
         ranks: in hosts of eight at most.
-        hbm_bytes: of each rank.
+        memory_bytes: of each rank's device.
         batch_size: samples per rank and step.
-        may_leave_hbm: whether tables may be replicated or lie in host memory.
+        may_leave_hbm: whether tables may be replicated or, with GPUs, lie in host memory.
+        device: ``cuda`` or ``cpu``.
+        bandwidths: bytes per second, under the names of `Topology`'s parameters.
     """
 
     tables: list[tuple[int, int, float]]
     ranks: int
-    hbm_bytes: int
+    memory_bytes: int
     batch_size: int
     may_leave_hbm: bool
+    device: str = "cuda"
+    bandwidths: dict[str, Any] = dataclasses.field(default_factory=BANDWIDTHS.copy)
+
+    def memory(self) -> dict[str, int]:
+        """The memory of a rank, under the name of `Topology`'s parameter."""
+        return {"ddr_cap" if self.device == "cpu" else "hbm_cap": self.memory_bytes}
 
 
 def random_model(seed: int, *, may_leave_hbm: bool) -> Model:
@@ -126,7 +142,7 @@ def allowed(model: Model) -> dict[str, Any]:
         return {"sharding_types": SHARDED, "compute_kernels": ["fused"]}
     return {
         "sharding_types": [*SHARDED, "data_parallel"],
-        "compute_kernels": ["fused", "dense", *OFF_DEVICE],
+        "compute_kernels": ["fused", "dense", *(OFF_DEVICE if model.device == "cuda" else [])],
     }
 
 
@@ -146,10 +162,10 @@ class Tessera(Side):
         self._sharders: list[ModuleSharder[Any]] = [EmbeddingBagCollectionSharder()]
         self._topology = Topology(
             model.ranks,
-            "cuda",
-            hbm_cap=model.hbm_bytes,
+            model.device,
             local_world_size=min(8, model.ranks),
-            **BANDWIDTHS,
+            **model.memory(),
+            **model.bandwidths,
         )
         constraints = {
             f"t{i}": ParameterConstraints(pooling_factors=[ids], **allowed(model))
@@ -219,10 +235,10 @@ class TorchRec(Side):
         self._sharders = [part("distributed.embeddingbag").EmbeddingBagCollectionSharder()]
         self._topology = types.Topology(
             world_size=model.ranks,
-            compute_device="cuda",
-            hbm_cap=model.hbm_bytes,
+            compute_device=model.device,
             local_world_size=min(8, model.ranks),
-            **{name: value / 1e3 for name, value in BANDWIDTHS.items()},  # bytes per millisecond
+            **model.memory(),
+            **{name: value / 1e3 for name, value in model.bandwidths.items()},  # bytes per ms
         )
         constraints = {
             f"t{i}": types.ParameterConstraints(pooling_factors=[ids], **allowed(model))
@@ -278,6 +294,29 @@ def placed_options(options: list[Any]) -> Placed:
         )
         for option in options
     }
+
+
+def sharding_plan(placed: Placed, model: Model) -> ShardingPlan:
+    """A plan for a `DistributedModelParallel` of this library, whose module is the collection itself."""
+
+    def where(kind: str, kernel: str, shards: list[tuple[list[int], list[int], int]]) -> Any:
+        metadata = [
+            ShardMetadata(
+                shard_offsets=offset,
+                shard_sizes=size,
+                placement=placement(model.device, rank, min(8, model.ranks)),
+            )
+            for offset, size, rank in shards
+        ]
+        return ParameterSharding(
+            sharding_type=kind,
+            compute_kernel=kernel,
+            ranks=[rank for _, _, rank in shards],
+            sharding_spec=None if kind == "data_parallel" else EnumerableShardingSpec(metadata),
+        )
+
+    tables = {name: where(*each) for name, each in placed.items()}
+    return ShardingPlan(plan={"": EmbeddingModuleShardingPlan(tables)})
 
 
 def verdict(ours: tuple[float, bool], theirs: tuple[float, bool]) -> str:

@@ -10,7 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tessera.training.optim.optimizers import IN_BACKWARD_OPTIMIZERS, RowOptimizer
+from tessera.training.optim.optimizers import (
+    IN_BACKWARD_OPTIMIZERS,
+    RowOptimizer,
+    both_betas,
+)
 from tessera.training.optim.row_updates import EmbOptimType
 
 _TORCHS: dict[type[Optimizer], EmbOptimType] = {
@@ -133,7 +137,10 @@ def convert_optimizer_type_and_kwargs(
     defaults.pop("eps", None)
     own = issubclass(optimizer_class, RowOptimizer)
     l2 = getattr(optimizer_class, "l2", optimizer_class is not torch.optim.AdamW)
-    for name, value in {**defaults, **optimizer_kwargs}.items():
+    values = {**defaults, **optimizer_kwargs}
+    if own:
+        fused.update(_of_fused_tables(values))
+    for name, value in values.items():
         if name == "weight_decay":
             if value:
                 fused.update(weight_decay=value, weight_decay_mode="l2" if l2 else "decouple")
@@ -146,3 +153,11 @@ def convert_optimizer_type_and_kwargs(
                 f"{optimizer_class.__name__}({name}={value}) has no fused form; leave {name} out"
             )
     return fused
+
+
+def _of_fused_tables(values: dict[str, Any]) -> dict[str, Any]:
+    """Takes what only optimizers of ours have out of their arguments, and gives it as ``fused_params``."""
+    if "beta1" in values:
+        values["betas"] = both_betas(values["betas"], values.pop("beta1"), values.pop("beta2"))
+    clips, bound = values.pop("gradient_clipping"), values.pop("max_gradient")
+    return {"gradient_clipping": True, "max_gradient": bound} if clips else {}

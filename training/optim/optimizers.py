@@ -49,27 +49,45 @@ class RowOptimizer(Optimizer):
         params: parameters or torch's parameter groups.
         lr: learning rate.
         weight_decay: decoupled: weights shrink by ``lr * weight_decay`` of themselves.
+        gradient_clipping: of fused tables alone: cut every number of the output's gradient to
+            ``[-max_gradient, max_gradient]``.
+        max_gradient: the bound of ``gradient_clipping``, without which it has no effect.
         settings: ``eps``, ``betas``, ``momentum`` or ``eta``, as far as the rule has them;
             ``lr_decay`` (the rate of step t is ``lr / (1 + (t - 1) * lr_decay)``) and
             ``initial_accumulator_value`` (where ``momentum1`` begins).
 
     Raises:
-        ValueError: a setting that is negative.
+        ValueError: a setting that is negative; in a step, ``gradient_clipping``, as a parameter that is not a fused
+            table has no gradient of the output.
     """
 
     kind: ClassVar[EmbOptimType]
     l2: ClassVar[bool] = False  # weight decay is added to the gradient instead
 
     def __init__(
-        self, params: Iterable[Any], *, lr: float, weight_decay: float, **settings: Any
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float,
+        weight_decay: float,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
+        **settings: Any,
     ) -> None:
         values = {"lr": lr, "weight_decay": weight_decay, **settings}
-        refuse_negative(values)
+        refuse_negative({**values, "max_gradient": max_gradient})
+        self._clips = gradient_clipping
         super().__init__(params, values)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; the closure, if any, is evaluated first and its value returned."""
+        if self._clips:
+            raise ValueError(
+                f"{type(self).__name__}(gradient_clipping=True) cuts the gradient of what a fused table gives, and these "
+                "parameters are not fused tables; shard them, or clip their gradients with "
+                "GradientClippingOptimizer"
+            )
         loss = value_of(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -110,6 +128,13 @@ class RowOptimizer(Optimizer):
             whole[rows] = part
 
 
+def both_betas(
+    betas: tuple[float, float], beta1: float | None, beta2: float | None
+) -> tuple[float, float]:
+    """``betas``, with ``beta1`` and ``beta2`` in the places of its numbers where they are given."""
+    return (betas[0] if beta1 is None else beta1, betas[1] if beta2 is None else beta2)
+
+
 def _as_rows(tensor: Tensor) -> Tensor:
     """A view ``[rows, D]``."""
     return tensor.flatten(1) if tensor.dim() > 1 else tensor.view(1, -1)
@@ -120,8 +145,22 @@ class SGD(RowOptimizer):
 
     kind = EmbOptimType.EXACT_SGD
 
-    def __init__(self, params: Iterable[Any], lr: float = 0.01, weight_decay: float = 0.0) -> None:
-        super().__init__(params, lr=lr, weight_decay=weight_decay)
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        weight_decay: float = 0.0,
+        *,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            weight_decay=weight_decay,
+            gradient_clipping=gradient_clipping,
+            max_gradient=max_gradient,
+        )
 
 
 class Adagrad(RowOptimizer):
@@ -135,8 +174,18 @@ class Adagrad(RowOptimizer):
         lr: float = 0.01,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        *,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
     ) -> None:
-        super().__init__(params, lr=lr, eps=eps, weight_decay=weight_decay)
+        super().__init__(
+            params,
+            lr=lr,
+            eps=eps,
+            weight_decay=weight_decay,
+            gradient_clipping=gradient_clipping,
+            max_gradient=max_gradient,
+        )
 
 
 class LarsSGD(RowOptimizer):
@@ -154,11 +203,24 @@ class LarsSGD(RowOptimizer):
         momentum: float = 0.9,
         eta: float = 0.001,
         weight_decay: float = 0.0,
+        *,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
     ) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, eta=eta, weight_decay=weight_decay)
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            eta=eta,
+            weight_decay=weight_decay,
+            gradient_clipping=gradient_clipping,
+            max_gradient=max_gradient,
+        )
 
 
 class _WithBetas(RowOptimizer):
+    """``beta1`` and ``beta2``, where they are given, stand for the numbers of ``betas``, as FBGEMM calls them."""
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -166,8 +228,21 @@ class _WithBetas(RowOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        *,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
+        beta1: float | None = None,
+        beta2: float | None = None,
     ) -> None:
-        super().__init__(params, lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=both_betas(betas, beta1, beta2),
+            eps=eps,
+            weight_decay=weight_decay,
+            gradient_clipping=gradient_clipping,
+            max_gradient=max_gradient,
+        )
 
 
 class Adam(_WithBetas):
@@ -205,5 +280,17 @@ class Lion(RowOptimizer):
         lr: float = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        *,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
+        beta1: float | None = None,
+        beta2: float | None = None,
     ) -> None:
-        super().__init__(params, lr=lr, betas=tuple(betas), weight_decay=weight_decay)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=both_betas(betas, beta1, beta2),
+            weight_decay=weight_decay,
+            gradient_clipping=gradient_clipping,
+            max_gradient=max_gradient,
+        )

@@ -22,6 +22,7 @@ class RowWiseAdagrad(RowOptimizer):
         weight_decay: ``weight_decay * w`` is added to the gradient (L2).
         initial_accumulator_value: where sums begin.
         eps: added to the root of the sum.
+        gradient_clipping, max_gradient: of fused tables alone, see `RowOptimizer`.
 
     Raises:
         ValueError: a negative value.
@@ -38,6 +39,9 @@ class RowWiseAdagrad(RowOptimizer):
         weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
+        *,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
     ) -> None:
         super().__init__(
             params,
@@ -46,4 +50,6 @@ class RowWiseAdagrad(RowOptimizer):
             weight_decay=weight_decay,
             initial_accumulator_value=initial_accumulator_value,
             eps=eps,
+            gradient_clipping=gradient_clipping,
+            max_gradient=max_gradient,
         )

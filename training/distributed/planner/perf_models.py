@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.types import (
     PerfModel,
     ShardingOption,
@@ -11,14 +12,21 @@ from tessera.training.distributed.planner.types import (
 
 
 class NoopPerfModel(PerfModel):
-    """The slowest rank's time in milliseconds: the others wait for it."""
+    """The slowest rank's time in milliseconds: the others wait for it.
+
+    On several ranks of CPUs every way in which a module cuts tables adds its fixed part
+    (`constants.WAY_MS_ON_CPU`), so that tables are not cut in one more way for less than that.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self._ranks = topology.world_size
+        on_cpus = topology.compute_device == "cpu" and topology.world_size > 1
+        self._way_ms = constants.WAY_MS_ON_CPU if on_cpus else 0.0
 
     def rate(self, plan: list[ShardingOption]) -> float:
-        """Largest sum of the shards' ``perf.total`` over the ranks."""
-        return max(per_rank(plan, self._ranks, lambda shard: shard.time.total))
+        """Largest sum of the shards' ``perf.total`` over the ranks, and what the plan's ways cost."""
+        slowest = max(per_rank(plan, self._ranks, lambda shard: shard.time.total))
+        return slowest + self._way_ms * len({(each.path, each.sharding_type) for each in plan})
 
 
 class NoopStorageModel(PerfModel):
