@@ -25,9 +25,8 @@ from torch import Tensor
 
 AT_EXIT_S = 2.0  # a rank that ends because of an error has peers that never take part
 PAUSE_S = 0.0005  # long enough that a thread which waits for Python's lock is given it, and so is seen to run
-IDLE_PAUSES = (
-    2  # a thread that waits behind another one for the lock is given it in the second pause
-)
+# A thread that waits behind another one for the lock is given it in the second pause.
+IDLE_PAUSES = 2
 THREADS_OF_GLOO = "pt_gloo_runloop"  # the name that torch gives them
 
 
