@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ from importlib import resources
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError
 from aiohttp.typedefs import Handler
 from jinja2 import Environment, StrictUndefined, select_autoescape
 
@@ -165,7 +167,7 @@ class HttpFront:
         await self._runner.setup()
         assert self._runner.server is not None
         self._connections = HttpConnections(
-            self._runner.server,
+            functools.partial(_protocol, self._runner.server),
             max_connections=self._max_connections,
             log=self._log,
             tls=self._security.http_tls(),
@@ -315,6 +317,33 @@ def open_http_port(host: str, port: int) -> list[socket.socket]:
             f"the HTTP address {host}:{port} cannot be listened on ({error.strerror}); "
             "choose another --http-port or --host"
         ) from error
+
+
+class _Protocol(web.RequestHandler):
+    """aiohttp's, but that it does not repeat what cannot be read as HTTP: in it may be a token."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer, which the log has a line of, too.  aiohttp quotes the line of a head in both."""
+        if isinstance(exc, HttpProcessingError):
+            message = f"this is not an HTTP/1.1 request ({type(exc).__name__})\n"
+            known = BadHttpMethod(error="") if isinstance(exc, BadHttpMethod) else None
+            exc = known or HttpProcessingError(code=status, message=type(exc).__name__)
+        return super().handle_error(request, status, exc, message)
+
+
+def _protocol(server: web.Server) -> asyncio.BaseProtocol:
+    """What speaks HTTP on a new connection; aiohttp's server has no way of naming its class."""
+    made = server()
+    made.__class__ = _Protocol
+    return made
 
 
 class _Forward(logging.Handler):
