@@ -219,9 +219,7 @@ def _top_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def command_parser(
-    name: str, *, prog: str = ""
-) -> tuple[list[ModuleType], _Parser]:
+def command_parser(name: str, *, prog: str = "") -> tuple[list[ModuleType], _Parser]:
     """The modules of sub-command ``name``, its own first, and the parser with the flags of all of them."""
     modules = [_load(name), *map(importlib.import_module, COMMANDS[name].more)]
     parser = _Parser(

@@ -111,7 +111,7 @@ def test_a_wrong_flag_ends_with_2_and_one_line(capsys):
         assert stop.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(what)
-        assert line.endswith("--help") or "did you mean" in what or line.endswith("mean serve?")
+        assert line.endswith(("--help", "mean serve?")) or "did you mean" in what
 
 
 LONG_OUTPUT = """

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// How many insertions, deletions, replacements and swaps of neighbouring characters make `b` of `a`:
-// Levenshtein's distance with swaps, in which no character is changed twice.
+// How many insertions, deletions, replacements and swaps of neighbouring characters make `b` of
+// `a`: Levenshtein's distance with swaps, in which no character is changed twice.
 std::size_t edits(std::string_view a, std::string_view b);
 
 // Of `known` the one that the fewest edits make of `name`; empty where that takes more than a third
