@@ -31,12 +31,19 @@ from tessera.report_page import page_style
 from tessera.serving.server.errors import ServeError
 from tessera.serving.server.front.host_rule import HostRule
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
-from tessera.serving.server.front.http_refusals import RefusedRequestError, refusal, refuse_strange
+from tessera.serving.server.front.http_refusals import (
+    RefusedRequestError,
+    asked_wrongly,
+    no_such_path,
+    refusal,
+    refuse_strange,
+)
 from tessera.serving.server.front.last_hour import POINTS
 from tessera.serving.server.front.page_texts import page_policy, page_script, request_form
 from tessera.serving.server.front.repository_methods import MAX_BODY_BYTES, RepositoryMethods
 from tessera.serving.server.front.rest_handlers import RestHandlers
 from tessera.serving.server.front.rest_infer import RestInfer
+from tessera.serving.server.front.rest_pages import ROOT as REST
 from tessera.serving.server.front.rest_pages import KserveCalls, RestPages
 from tessera.serving.server.front.shared_memory_calls import ROOT as SHARED_MEMORY
 from tessera.serving.server.front.shared_memory_calls import SharedMemoryCalls
@@ -48,6 +55,7 @@ from tessera.serving.server.observe.origin import RestOrigins
 from tessera.serving.server.security.security import Security
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PAGES = ("/", "/metrics", "/healthz", "/readyz")
 _SNAPSHOT_SECONDS = 1.0
 
 
@@ -154,6 +162,7 @@ class HttpFront:
         if self._regions is not None:
             app.router.add_post(SHARED_MEMORY + "{rest:.*}", self._post_region)
         self._rest.add_to(app.router)
+        app.router.add_route("*", "/{rest:.*}", self._refuse_path)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -220,6 +229,15 @@ class HttpFront:
     async def _get_readyz(self, _request: web.Request) -> web.Response:
         state = self._state()
         return web.Response(text=f"{state}\n", status=200 if state == "ready" else 503)
+
+    async def _refuse_path(self, request: web.Request) -> web.Response:
+        path = request.rel_url.raw_path
+        if request.method in {"GET", "HEAD"}:
+            text = f"there is {', '.join(_PAGES[:-1])}, {_PAGES[-1]} and {REST}\n"
+            return web.Response(text=text, status=404)
+        if request.method == "POST" and path not in _PAGES:
+            return refusal(no_such_path(path))
+        return asked_wrongly(request)
 
     async def _post_index(self, request: web.Request) -> web.Response:
         repository = self._repository
