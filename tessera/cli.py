@@ -174,16 +174,31 @@ def _load(name: str) -> ModuleType:
 class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with the flags."""
 
+    given: Sequence[str] = ()
+    """The words that are parsed: an unknown one is often the reason why a required flag is missing."""
+
     def error(self, message: str) -> NoReturn:
+        if message.endswith(" required") or " are required: " in message:
+            message = next(self._misspelt(), message)
         remedy = self._near_miss(message) or f"see {self.prog} --help"
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}; {remedy}\n")
+
+    def _misspelt(self) -> Iterator[str]:
+        """What argparse says of each unknown flag of `given` that is near to a known one."""
+        for word in self.given:
+            flag, flags = word.partition("=")[0], self._flags()
+            begins_one = any(known.startswith(flag) for known in flags)
+            if flag.startswith("--") and not begins_one and nearest(flag, flags):
+                yield f"unrecognized arguments: {word}"
+
+    def _flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings]
 
     def _near_miss(self, message: str) -> str:
         """What argparse's ``message`` leaves out: the flag or choice that an unknown one is nearest to."""
         near = ""
         if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            near = nearest(unknown[1], flags)
+            near = nearest(unknown[1], self._flags())
         elif choice := re.match(r"argument \S+: invalid choice: '([^']*)'", message):
             known = [str(each) for action in self._actions for each in action.choices or ()]
             near = nearest(choice[1], known)
@@ -204,9 +219,7 @@ def _top_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def command_parser(
-    name: str, *, prog: str = ""
-) -> tuple[list[ModuleType], argparse.ArgumentParser]:
+def command_parser(name: str, *, prog: str = "") -> tuple[list[ModuleType], _Parser]:
     """The modules of sub-command ``name``, its own first, and the parser with the flags of all of them."""
     modules = [_load(name), *map(importlib.import_module, COMMANDS[name].more)]
     parser = _Parser(
@@ -228,6 +241,7 @@ def run_command(name: str, arguments: Sequence[str], *, prog: str | None = None)
     prog = prog or f"tessera {name}"
     try:
         (module, *more), parser = command_parser(name, prog=prog)
+        parser.given = arguments
         # Intermixed: positional words may stand before, between and after the flags.
         args = parser.parse_intermixed_args(arguments)
         with contextlib.nullcontext() if COMMANDS[name].handles_sigterm else _tidy_end():

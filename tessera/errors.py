@@ -32,14 +32,18 @@ class FieldError(UserError):
 
 
 def edits(a: str, b: str) -> int:
-    """How many insertions, deletions and replacements of a character make ``b`` of ``a`` (Levenshtein)."""
-    row = list(range(len(b) + 1))
+    """How many insertions, deletions, replacements and swaps of neighbouring characters make ``b`` of ``a``.
+
+    Levenshtein's distance with swaps, in which no character is changed twice (optimal string alignment).
+    """
+    before, row = list[int](), list(range(len(b) + 1))
     for i, letter in enumerate(a):
-        diagonal, row[0] = row[0], i + 1
+        older, before, row = before, row, [i + 1]
         for j, other in enumerate(b):
-            replaced = diagonal + (letter != other)
-            diagonal = row[j + 1]
-            row[j + 1] = min(replaced, row[j] + 1, diagonal + 1)
+            fewest = min(before[j] + (letter != other), before[j + 1] + 1, row[j] + 1)
+            if i and j and letter == b[j - 1] and other == a[i - 1]:
+                fewest = min(fewest, older[j - 1] + 1)
+            row.append(fewest)
     return row[-1]
 
 

@@ -91,14 +91,27 @@ def test_a_wrong_flag_ends_with_2_and_one_line(capsys):
             ["package-model", "RUN", "--out", "m.pt", "--shardz=2"],
             "tessera package-model: error: unrecognized arguments: --shardz=2; did you mean --shards?",
         ),
+        (
+            ["predict", "--adress", "127.0.0.1:1", "--random", "1"],
+            "tessera predict: error: unrecognized arguments: --adress; did you mean --address?",
+        ),
+        (
+            ["package-model", "RUN", "--repositroy=DIR"],
+            "tessera package-model: error: unrecognized arguments: --repositroy=DIR; did you mean --repository?",
+        ),
+        (
+            ["predict", "--rand", "1", "--nosuch"],
+            "tessera predict: error: the following arguments are required: --address",
+        ),
         (["nosuch"], "tessera: error: argument COMMAND: invalid choice: 'nosuch'"),
+        (["sevre"], "tessera: error: argument COMMAND: invalid choice: 'sevre'"),
     ):
         with pytest.raises(SystemExit) as stop:
             cli.main(arguments)
         assert stop.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(what)
-        assert line.endswith("--help") or "did you mean" in what
+        assert line.endswith(("--help", "mean serve?")) or "did you mean" in what
 
 
 LONG_OUTPUT = """

@@ -51,7 +51,8 @@ def test_what_bash_completes(completed):
     ("words", "remedy"),
     [
         (["pakage-model"], "did you mean package-model?"),
-        (["completion", "bahs"], "see tessera completion --help"),
+        (["completion", "bahs"], "did you mean bash?"),
+        (["completion", "fish"], "see tessera completion --help"),
     ],
 )
 def test_an_unknown_word_is_told_the_nearest(capsys, words, remedy):

@@ -127,8 +127,10 @@ def test_an_error_in_serving_yaml_leaves_the_settings_before_it(
     before = len(server.log)
     models.settings("settings", text=text)
     server.wait_for(lambda: any("serving.yaml" in str(line) for line in server.log[before:]))
-    (line, *_) = [str(line) for line in server.log[before:] if "serving.yaml" in str(line)]
-    assert "\\n" not in line
+    (line, *_) = [line for line in server.log[before:] if "serving.yaml" in str(line)]
+    assert (line["event"], line["level"]) == ("repository", "warning")
+    assert "serving.yaml" in line["remark"]
+    assert "\n" not in line["remark"]
     assert (answer("settings"), answer("settings", "2")) == ("1", "2")
 
 
@@ -167,7 +169,10 @@ def test_a_version_that_cannot_be_loaded_changes_nothing_until_it_can(
     _, reason = rows[-1]
     assert str(models.path(name, 2)) in reason
     assert "\n" not in reason
-    assert any(str(models.path(name, 2)) in str(line) for line in server.log)
+    lines = [line for line in server.log if line["event"] == "load_failed"]
+    line = next(line for line in lines if line["model"] == name)
+    assert (line["level"], line["version"], line["failures"]) == ("error", "2", 1)
+    assert str(models.path(name, 2)) in line["error"]
     assert ready(server, name) == {1}
     becomes(name, "1")
     becomes(name, "UNAVAILABLE", asked="2")

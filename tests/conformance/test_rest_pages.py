@@ -48,7 +48,6 @@ NOT_THERE = (
     "/v2/models/ranker/versions/3/ready/x",
     "/v2/trace/setting",
     "/v2/cudasharedmemory/status",
-    "/v2/repository/index",
 )
 
 
@@ -117,6 +116,30 @@ def test_other_paths_are_told_so(rest):
         assert (reply.status, reply.json) == (404, expected)
 
 
+def test_every_path_is_refused_alike_by_both_servers(server):
+    get, post = "{} is asked with GET", "{} is asked with POST"
+    no_path, others = "there is no {}; docs/rest.md has the paths", "only GET, HEAD and POST"
+    expected = {
+        ("POST", "/metrics"): (405, get),
+        ("POST", "/"): (405, get),
+        ("PUT", "/healthz"): (405, others),
+        ("PUT", "/nothing"): (405, others),
+        ("POST", "/nothing"): (404, no_path),
+        ("GET", "/v2/repository/index"): (405, post),
+        ("GET", "/v2/repository/models/a/load"): (405, post),
+        ("GET", "/v2/repository/models/a/relabel"): (404, no_path),
+        ("POST", "/v2/repository/models/a/relabel"): (404, no_path),
+    }
+    for (method, path), (status, text) in expected.items():
+        with RestClient(server.http_address) as rest:
+            reply = rest.call(method, path)
+        assert (reply.status, reply.json) == (status, {"error": text.format(path)}), (method, path)
+    with RestClient(server.http_address) as rest:
+        reply = rest.get("/nothing")
+    pages = b"there is /, /metrics, /healthz, /readyz and /v2\n"
+    assert (reply.status, reply.content) == (404, pages)
+
+
 def test_a_page_is_asked_with_get(server):
     for method in ("POST", "PUT", "DELETE"):
         with RestClient(server.http_address) as rest:
@@ -137,6 +160,7 @@ def test_a_path_that_is_not_utf_8(rest):
 
 PAGE = Path(__file__).parents[2] / "docs" / "openapi.yaml"
 REGIONS = "/v2/systemsharedmemory/"
+REPOSITORY_CALLS = ("models/{name}/load", "models/{name}/unload")
 NAMES = {"known": ("ranker", "3"), "unknown": ("nobody", "9")}
 
 
@@ -215,6 +239,28 @@ def test_calls_about_regions_answer_as_the_page_says(server, page):
         ask("unregister", "", 200)
 
 
+def test_calls_about_repositories_answer_as_the_page_says(server, page):
+    request = {"components": page["components"]}
+    with RestClient(server.http_address) as rest:
+        for verb, body, status in (
+            ("index", {"ready": True}, 200),
+            ("index", {"redy": True}, 400),
+            ("models/{name}/load", {"parameters": {"version": 3, "label": "stable"}}, 400),
+            ("models/{name}/unload", {"parameters": {"version": "3"}}, 400),
+        ):
+            path = f"/v2/repository/{verb}"
+            reply = rest.infer(body, path=path.format(name="ranker"))
+            assert reply.status == status
+            operation = page["paths"][path]["post"]
+            check(page, operation, reply)
+            schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            if "redy" in body:
+                with pytest.raises(jsonschema.ValidationError):
+                    jsonschema.validate(body, schema | request)
+            else:
+                jsonschema.validate(body, schema | request)
+
+
 def test_the_page_has_every_path(page):
     model = ["", "/ready", "/config", "/stats", "/infer"]
     expected = {"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"}
@@ -223,6 +269,7 @@ def test_the_page_has_every_path(page):
     regions = ("status", "unregister")
     expected |= {REGIONS + verb for verb in regions}
     expected |= {f"{REGIONS}region/{{name}}/{verb}" for verb in (*regions, "register")}
+    expected |= {f"/v2/repository/{verb}" for verb in ("index", *REPOSITORY_CALLS)}
     assert set(page["paths"]) == expected
     operations = [
         one["operationId"]

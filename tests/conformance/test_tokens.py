@@ -1,6 +1,7 @@
 """--auth-token-file: what needs a token, what does not, and a file that changes while calls are answered."""
 
 import signal
+import socket
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -18,6 +19,7 @@ from tests.conformance.guarded import (
     TOKEN,
     Asker,
 )
+from tests.patience import PATIENCE_S
 
 SLOW, WRONG = "slow-token-4567", "wrong-token-89ab"
 CONTENT = f"# tokens\n{TOKEN} shop\n{SLOW} ads 2\n".encode()
@@ -80,6 +82,21 @@ def test_what_needs_a_token_is_refused_without_and_what_does_not_is_not(asker):
         assert asker.page(method, path)[0] == asker.page(method, path, WRONG)[0] == 200, path
     refused = 2 * (len(GUARDED_METHODS) + len(GUARDED_PAGES))
     assert count(asker, "tessera_calls_refused_total") == before + refused
+
+
+def test_a_head_that_cannot_be_read_is_repeated_nowhere(guarded):
+    host, port = guarded.http_address.rsplit(":", 1)
+    for head in (
+        f"GET /v2 HTTP/1.1\r\nHost: x\r\nAuthorization : Bearer {TOKEN}\r\n",
+        f"GET /v2 HTTP/1.1\r\nHost: x\r\nX: y\r\n Authorization: Bearer {TOKEN}\r\n",
+        f"Bearer {TOKEN}\r\n",
+        f"GET {TOKEN}\r\n",
+    ):
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            connection.sendall(f"{head}Connection: close\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+        assert answer.split()[1] in {"400", "401", "405"}, answer
+        assert TOKEN not in answer
 
 
 def test_a_token_allows_so_many_calls_a_second(asker):

@@ -66,7 +66,8 @@ def test_a_file_that_cannot_be_read(served, tmp_path, capsys, content, expected)
 
 
 def test_edits_and_the_nearest():
-    assert [edits(*pair) for pair in (("", "abc"), ("kitten", "sitting"), ("a", "a"))] == [3, 3, 0]
+    pairs = ("", "abc"), ("kitten", "sitting"), ("a", "a"), ("sevre", "serve"), ("ca", "abc")
+    assert [edits(*pair) for pair in pairs] == [3, 3, 0, 1, 3]
     assert nearest("--prot", ["--host", "--port", "--poll-s"]) == "--port"
     assert nearest("xyz", ["port"]) == ""
     assert nearest("p" * 1_000_000, ["port"]) == ""

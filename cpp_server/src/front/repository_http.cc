@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -17,6 +18,23 @@ using Json = nlohmann::json;
 constexpr std::string_view kIndex = "/v2/repository/index";
 constexpr std::string_view kModels = "/v2/repository/models/";
 constexpr int kMaxDepth = 3;
+
+// What a path asks for: the index, where `verb` is empty, or to "load" or "unload" a model.
+struct RepositoryPath {
+  std::string model;
+  std::string_view verb;
+};
+
+std::optional<RepositoryPath> read_path(std::string_view path) {
+  if (path == kIndex) return RepositoryPath{};
+  if (!path.starts_with(kModels)) return std::nullopt;
+  path.remove_prefix(kModels.size());
+  const auto slash = path.find('/');
+  if (slash == 0 || slash == std::string_view::npos) return std::nullopt;
+  const std::string_view verb = path.substr(slash + 1);
+  if (verb != "load" && verb != "unload") return std::nullopt;
+  return RepositoryPath{std::string(path.substr(0, slash)), verb};
+}
 
 // The object in `body`, which may be empty. Throws JsonError.
 Json read_object(const std::string& body) {
@@ -94,16 +112,13 @@ int http_status_of(Code code) {
   return 500;
 }
 
+bool is_repository_path(std::string_view path) { return read_path(path).has_value(); }
+
 void answer_repository_post(const ServerFacts& facts, const HttpRequest& request, HttpDone done) {
   const std::string& path = request.head.path;
-  const std::string_view rest =
-      path.starts_with(kModels) ? std::string_view(path).substr(kModels.size()) : "";
-  const auto slash = rest.find('/');
-  const std::string model(rest.substr(0, slash));
-  const std::string_view verb = slash == std::string_view::npos ? "" : rest.substr(slash + 1);
-  if (path != kIndex && (model.empty() || (verb != "load" && verb != "unload"))) {
-    done(json_refusal(404, text("POST is for ", kIndex, ", ", kModels, "NAME/load and ", kModels,
-                                "NAME/unload")));
+  const auto asked = read_path(path);
+  if (!asked.has_value()) {
+    done(json_refusal(404, text("there is no ", path, "; docs/rest.md has the paths")));
     return;
   }
   Json json;
@@ -114,13 +129,13 @@ void answer_repository_post(const ServerFacts& facts, const HttpRequest& request
         400, text("the body is not a JSON object such as {\"parameters\": {}}: ", error.what())));
     return;
   }
-  const char* const known = path == kIndex ? "ready" : "parameters";
+  const char* const known = asked->verb.empty() ? "ready" : "parameters";
   for (const auto& [key, value] : json.items()) {
     if (key == known) continue;
     done(json_refusal(400, text("the body has '", key, "', expected '", known, "'")));
     return;
   }
-  if (path == kIndex) {
+  if (asked->verb.empty()) {
     done(index_answer(facts, json));
     return;
   }
@@ -130,8 +145,8 @@ void answer_repository_post(const ServerFacts& facts, const HttpRequest& request
     return;
   }
   const Parameters parameters = given == json.end() ? Parameters{} : read_parameters(*given);
-  const auto call = verb == "load" ? call_load : call_unload;
-  call(facts.repository, model, parameters, answering(std::move(done)));
+  const auto call = asked->verb == "load" ? call_load : call_unload;
+  call(facts.repository, asked->model, parameters, answering(std::move(done)));
 }
 
 }  // namespace tessera

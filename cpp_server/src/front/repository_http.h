@@ -5,12 +5,17 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "front/http_page.h"
 #include "front/server_facts.h"
 
 namespace tessera {
 
+// Whether `path` is one of these.
+bool is_repository_path(std::string_view path);
+
+// Another path is answered with 404.
 void answer_repository_post(const ServerFacts& facts, const HttpRequest& request, HttpDone done);
 
 // The HTTP status that stands for an outcome.

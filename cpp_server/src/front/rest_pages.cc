@@ -142,6 +142,11 @@ HttpAnswer model_page(const KserveMetadata& metadata, const ModelPath& asked) {
   return answer_of(status, told);
 }
 
+// Whether `path` is a page that is not REST's.
+bool is_plain_page(std::string_view path) {
+  return path == "/" || path == "/metrics" || path == "/healthz" || path == "/readyz";
+}
+
 }  // namespace
 
 std::string unquoted(std::string_view part) {
@@ -210,7 +215,7 @@ HttpAnswer rest_page(const ServerFacts& facts, const std::string& path) {
     return shared_memory_page(facts, path);
   }
   const auto asked = read_model_path(path);
-  if (asked.has_value() && asked->verb == "infer") {
+  if ((asked.has_value() && asked->verb == "infer") || is_repository_path(path)) {
     return json_refusal(405, path + " is asked with POST");
   }
   if (asked.has_value()) return model_page(metadata, *asked);
@@ -221,7 +226,7 @@ void answer_rest_post(const ServerFacts& facts, const HttpRequest& request, Http
   const std::string& path = request.head.path;
   if (facts.shared_memory != nullptr && is_shared_memory_path(path)) {
     done(answer_shared_memory_post(facts, request));
-  } else if (is_rest_path(path) && !path.starts_with("/v2/repository/")) {
+  } else if (is_plain_page(path) || (is_rest_path(path) && !path.starts_with("/v2/repository/"))) {
     done(json_refusal(405, path + " is asked with GET"));
   } else {
     answer_repository_post(facts, request, std::move(done));

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ from importlib import resources
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError
 from aiohttp.typedefs import Handler
 from jinja2 import Environment, StrictUndefined, select_autoescape
 
@@ -29,12 +31,19 @@ from tessera.report_page import page_style
 from tessera.serving.server.errors import ServeError
 from tessera.serving.server.front.host_rule import HostRule
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
-from tessera.serving.server.front.http_refusals import RefusedRequestError, refusal, refuse_strange
+from tessera.serving.server.front.http_refusals import (
+    RefusedRequestError,
+    asked_wrongly,
+    no_such_path,
+    refusal,
+    refuse_strange,
+)
 from tessera.serving.server.front.last_hour import POINTS
 from tessera.serving.server.front.page_texts import page_policy, page_script, request_form
 from tessera.serving.server.front.repository_methods import MAX_BODY_BYTES, RepositoryMethods
 from tessera.serving.server.front.rest_handlers import RestHandlers
 from tessera.serving.server.front.rest_infer import RestInfer
+from tessera.serving.server.front.rest_pages import ROOT as REST
 from tessera.serving.server.front.rest_pages import KserveCalls, RestPages
 from tessera.serving.server.front.shared_memory_calls import ROOT as SHARED_MEMORY
 from tessera.serving.server.front.shared_memory_calls import SharedMemoryCalls
@@ -46,6 +55,7 @@ from tessera.serving.server.observe.origin import RestOrigins
 from tessera.serving.server.security.security import Security
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PAGES = ("/", "/metrics", "/healthz", "/readyz")
 _SNAPSHOT_SECONDS = 1.0
 
 
@@ -152,6 +162,7 @@ class HttpFront:
         if self._regions is not None:
             app.router.add_post(SHARED_MEMORY + "{rest:.*}", self._post_region)
         self._rest.add_to(app.router)
+        app.router.add_route("*", "/{rest:.*}", self._refuse_path)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -165,7 +176,7 @@ class HttpFront:
         await self._runner.setup()
         assert self._runner.server is not None
         self._connections = HttpConnections(
-            self._runner.server,
+            functools.partial(_protocol, self._runner.server),
             max_connections=self._max_connections,
             log=self._log,
             tls=self._security.http_tls(),
@@ -218,6 +229,15 @@ class HttpFront:
     async def _get_readyz(self, _request: web.Request) -> web.Response:
         state = self._state()
         return web.Response(text=f"{state}\n", status=200 if state == "ready" else 503)
+
+    async def _refuse_path(self, request: web.Request) -> web.Response:
+        path = request.rel_url.raw_path
+        if request.method in {"GET", "HEAD"}:
+            text = f"there is {', '.join(_PAGES[:-1])}, {_PAGES[-1]} and {REST}\n"
+            return web.Response(text=text, status=404)
+        if request.method == "POST" and path not in _PAGES:
+            return refusal(no_such_path(path))
+        return asked_wrongly(request)
 
     async def _post_index(self, request: web.Request) -> web.Response:
         repository = self._repository
@@ -315,6 +335,33 @@ def open_http_port(host: str, port: int) -> list[socket.socket]:
             f"the HTTP address {host}:{port} cannot be listened on ({error.strerror}); "
             "choose another --http-port or --host"
         ) from error
+
+
+class _Protocol(web.RequestHandler):
+    """aiohttp's, but that it does not repeat what cannot be read as HTTP: in it may be a token."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer, which the log has a line of, too.  aiohttp quotes the line of a head in both."""
+        if isinstance(exc, HttpProcessingError):
+            message = f"this is not an HTTP/1.1 request ({type(exc).__name__})\n"
+            known = BadHttpMethod(error="") if isinstance(exc, BadHttpMethod) else None
+            exc = known or HttpProcessingError(code=status, message=type(exc).__name__)
+        return super().handle_error(request, status, exc, message)
+
+
+def _protocol(server: web.Server) -> asyncio.BaseProtocol:
+    """What speaks HTTP on a new connection; aiohttp's server has no way of naming its class."""
+    made = server()
+    made.__class__ = _Protocol
+    return made
 
 
 class _Forward(logging.Handler):

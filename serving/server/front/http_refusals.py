@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from tessera.serving.server.errors import ServeError, http_status_of
+from tessera.serving.server.errors import Code, ServeError, http_status_of
 
 
 class RefusedRequestError(Exception):
@@ -22,6 +22,19 @@ def refusal(error: ServeError | RefusedRequestError) -> web.Response:
     if isinstance(error, RefusedRequestError):
         return web.json_response({"error": str(error)}, status=error.status)
     return web.json_response({"error": error.message}, status=http_status_of(error))
+
+
+def no_such_path(path: str) -> ServeError:
+    """The error of a path that does not exist."""
+    return ServeError(Code.NOT_FOUND, f"there is no {path}; docs/rest.md has the paths")
+
+
+def asked_wrongly(request: web.Request) -> web.Response:
+    """The answer to a request for a page by another method than GET and HEAD."""
+    posted = request.method == "POST"
+    path = request.rel_url.raw_path
+    text = f"{path} is asked with GET" if posted else "only GET, HEAD and POST"
+    return web.json_response({"error": text}, status=405)
 
 
 def refuse_strange(request: web.Request, own_names: Callable[[str], bool] | None = None) -> None:

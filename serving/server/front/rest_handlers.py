@@ -9,9 +9,15 @@ from aiohttp import web
 
 from tessera.serving.repository.choice import MAX_TRAFFIC_KEY_BYTES
 from tessera.serving.server.errors import InvalidRequestError, ServeError
-from tessera.serving.server.front.http_refusals import RefusedRequestError, refusal, refuse_strange
+from tessera.serving.server.front.http_refusals import (
+    RefusedRequestError,
+    asked_wrongly,
+    no_such_path,
+    refusal,
+    refuse_strange,
+)
 from tessera.serving.server.front.rest_infer import RestCall, RestInfer
-from tessera.serving.server.front.rest_pages import ROOT, RestPages, read_model_path
+from tessera.serving.server.front.rest_pages import REPOSITORY, ROOT, RestPages, read_model_path
 from tessera.serving.server.front.rest_response import RestAnswer
 from tessera.serving.server.observe.origin import RestOrigins
 
@@ -64,9 +70,9 @@ class RestHandlers:
     async def _get_rest(self, request: web.Request) -> web.Response:
         path = request.rel_url.raw_path
         if request.method not in {"GET", "HEAD"}:
-            posted = request.method == "POST"
-            text = f"{path} is asked with GET" if posted else "only GET, HEAD and POST"
-            return web.json_response({"error": text}, status=405)
+            if request.method == "POST" and path.startswith(REPOSITORY):
+                return refusal(no_such_path(path))
+            return asked_wrongly(request)
         try:
             status, told = await self._pages.get(path)
             return web.json_response(told, status=status)

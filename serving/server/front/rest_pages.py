@@ -6,6 +6,7 @@ what a message has becomes a key of a JSON object.  docs/rest.md and docs/openap
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,11 +17,17 @@ from google.protobuf.message import Message
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.front.http_refusals import no_such_path
 from tessera.serving.server.front.shared_memory_calls import ROOT as SHARED_MEMORY
 from tessera.serving.server.front.shared_memory_calls import SharedMemoryCalls
 
 ROOT = "/v2"
 """What every path of REST begins with."""
+
+REPOSITORY = "/v2/repository/"
+"""What the paths of calls about repositories begin with, which are asked with POST."""
+
+_REPOSITORY_CALL = re.compile(r"/v2/repository/(index|models/[^/]+/(load|unload))")
 
 MODELS = "/v2/models/"
 _MODEL_VERBS = ("", "ready", "config", "stats", "infer")
@@ -77,6 +84,10 @@ def _unquoted(part: str) -> str:
         raise ServeError(Code.NOT_FOUND, "the path is not UTF-8") from None
 
 
+def _is_posted(path: str) -> tuple[int, Json]:
+    return 405, {"error": f"{path} is asked with POST"}
+
+
 class RestPages:
     """Answers GET.
 
@@ -122,11 +133,13 @@ class RestPages:
     def _of_regions(self, path: str) -> tuple[int, Any]:
         if self._regions is not None and path.startswith(SHARED_MEMORY):
             return self._regions.get(path)
-        raise ServeError(Code.NOT_FOUND, f"there is no {path}; docs/rest.md has the paths")
+        if _REPOSITORY_CALL.fullmatch(path):
+            return _is_posted(path)
+        raise no_such_path(path)
 
     async def _of_model(self, asked: ModelPath, path: str) -> tuple[int, Json]:
         if asked.verb == "infer":
-            return 405, {"error": f"{path} is asked with POST"}
+            return _is_posted(path)
         named = {"name": asked.name, "version": asked.version}
         if asked.verb == "ready":
             told = await self._calls.tell(ipb.ModelReadyRequest(**named))

@@ -10,7 +10,8 @@ from urllib.parse import unquote_to_bytes
 from google.protobuf.message import Message
 
 from tessera.serving.protocol import inference_pb2 as ipb
-from tessera.serving.server.errors import Code, InvalidRequestError, ServeError
+from tessera.serving.server.errors import InvalidRequestError
+from tessera.serving.server.front.http_refusals import no_such_path
 from tessera.serving.server.front.rest_json import read_json
 from tessera.serving.server.request.shared_memory import RegionFacts, SharedMemory
 
@@ -111,7 +112,7 @@ def _read_path(path: str) -> tuple[str, str]:
             return name.decode(), rest
     except UnicodeDecodeError:
         pass
-    raise ServeError(Code.NOT_FOUND, f"there is no {path}; docs/rest.md has the paths")
+    raise no_such_path(path)
 
 
 def _read_facts(name: str, body: bytes) -> RegionFacts:

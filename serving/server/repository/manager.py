@@ -139,7 +139,7 @@ class RepositoryManager:
     def _take(self, reading: Reading) -> None:
         """Know what was read of all repositories."""
         for remark in sorted(set(reading.remarks) - self._told):
-            self._log.warning("repository", message=remark)
+            self._log.warning("repository", remark=remark)
         self._told = frozenset(reading.remarks)
         for name, model_reading in reading.models.items():
             self.models.setdefault(name, ModelVersions(name)).take(model_reading)
@@ -269,7 +269,13 @@ class RepositoryManager:
     def _fail(self, model: ModelVersions, version: int, file: Fingerprint, reason: str) -> None:
         model.failed(version, file, reason, self._clock())
         self._metrics.versions.count_load(model.name, ok=False)
-        self._log.warning("load_failed", model=model.name, version=str(version), reason=reason)
+        self._log.error(
+            "load_failed",
+            model=model.name,
+            version=str(version),
+            error=reason,
+            failures=model.statuses[version].failures,
+        )
         self.publish(model)
 
     async def _warm_up(self, model: str, served: ServedModel) -> None:
