@@ -1,5 +1,7 @@
 """Servers that follow a log with their model on GPUs: one, copies on several, shards over several."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -46,7 +48,7 @@ def test_commits_are_taken_and_taken_back(kind, place, draw_with, tmp_path):
     states = [
         np.frombuffer(history.expected(number, message), np.float32) for number in range(COUNT + 1)
     ]
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         assert np.abs(before - after).max() > 10 * TOLERANCE["cuda"]
     flags = ["--model-repository", version.repository, "--model-control", "explicit", "--follow"]
     flags += ["--follow-poll-ms", 20, "--drain-propagation-ms", 0]
