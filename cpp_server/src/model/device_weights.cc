@@ -187,7 +187,7 @@ std::unique_ptr<StagedPatches> DeviceWeights::stage(std::vector<Patch> patches,
                                                     const std::function<void()>& between) {
   const c10::InferenceMode inference;
   std::vector<Piece> pieces;
-  // Of one record of rows, which several patches may name, one copy on each device.
+  // Several patches may name one record of rows, which is copied to each device once.
   std::map<std::pair<std::string, c10::DeviceIndex>, at::Tensor> known;
   for (Patch& patch : patches) {
     const PatchInfo& info = patch.info;
