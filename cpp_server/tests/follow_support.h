@@ -80,7 +80,8 @@ class TableRunner final : public Runner {
     std::optional<std::uint64_t> bytes(const std::string& record) const override {
       return own_.bytes(record);
     }
-    std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) override {
+    std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
+                                         const std::function<void()>& between) override {
       class Staged final : public StagedPatches {
        public:
         Staged(TableRunner& runner, std::unique_ptr<StagedPatches> own)
@@ -95,7 +96,7 @@ class TableRunner final : public Runner {
         TableRunner& runner_;
         const std::unique_ptr<StagedPatches> own_;
       };
-      return std::make_unique<Staged>(runner_, own_.stage(std::move(patches)));
+      return std::make_unique<Staged>(runner_, own_.stage(std::move(patches), between));
     }
 
    private:

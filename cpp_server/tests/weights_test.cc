@@ -20,6 +20,7 @@
 #include <sstream>
 #include <string>
 
+#include "model/device_copy.h"
 #include "model/device_weights.h"
 #include "model/record_places.h"
 #include "model/weights.h"
@@ -224,13 +225,18 @@ TEST(DeviceWeightsTest, WritesWhatTheHostWrites) {
     const std::uint64_t held = staged_on_host->bytes();
     staged_on_host->prepare();
     staged_on_host->fetch();
+    if (round % 2 == 0) staged_on_devices->prepare();
     EXPECT_EQ(host, before) << round;
+    for (const at::Tensor& one : copies) {
+      EXPECT_EQ(std::memcmp(one.const_data_ptr(), before.data(), kBytes), 0) << round;
+    }
     // The first two write what was kept; settled, which may be after any of them, they exchange.
     const int settled = round % 3;
     for (int swap = 0; swap < 4; ++swap) {
       if (swap == settled) {
         EXPECT_GT(staged_on_host->bytes(), held);
         staged_on_host->settle();
+        staged_on_devices->settle();
         EXPECT_EQ(staged_on_host->bytes(), held);
       }
       staged_on_host->swap();
@@ -241,6 +247,43 @@ TEST(DeviceWeightsTest, WritesWhatTheHostWrites) {
       EXPECT_EQ(host == before, swap % 2 == 1);
     }
   }
+}
+
+// What is kept to go back is as large as the commit's file: its rows' numbers are there once.
+TEST(DeviceWeightsTest, HoldsTheRowsThatPatchesHaveInCommonOnce) {
+  const at::Tensor record = at::zeros({1'000}, at::kByte);
+  DeviceWeights weights({{"data/0", {record}}});
+  const std::array<std::uint32_t, 3> rows = {1, 5, 7};
+  std::vector<Patch> patches;
+  for (const std::size_t width : {8, 4}) {
+    Patch patch;
+    patch.info = {.record = "data/0",
+                  .table = "t",
+                  .offset = width == 8 ? 0U : 500U,
+                  .stride = width,
+                  .width = width,
+                  .count = rows.size(),
+                  .rows = "rows/0",
+                  .bytes = "bytes/0"};
+    patch.rows.resize(sizeof(rows));
+    std::memcpy(patch.rows.data(), rows.data(), sizeof(rows));
+    patch.bytes.assign(width * rows.size(), std::byte{1});
+    patches.push_back(std::move(patch));
+  }
+  int between = 0;
+  const auto staged = weights.stage(std::move(patches), [&] { ++between; });
+  EXPECT_EQ(between, 3);  // one copy of the rows, one of either patch's bytes
+  constexpr std::uint64_t kHeld = 3 * (8 + 4 + 4);
+  EXPECT_EQ(staged->bytes(), kHeld);
+  staged->prepare();
+  EXPECT_GE(staged->bytes(), kHeld + 3 * (8 + 4));
+  staged->swap();
+  staged->settle();
+  EXPECT_EQ(staged->bytes(), kHeld);
+  EXPECT_EQ(record.sum().item<std::int64_t>(), 3 * (8 + 4));
+  staged->swap();
+  EXPECT_EQ(record.sum().item<std::int64_t>(), 0);
+  EXPECT_EQ(staged->bytes(), kHeld);
 }
 
 TEST(HostWeightsTest, PreparationWritesToThePagesOfRows) {

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,7 @@ import torch
 
 from tessera.serving.bench.commits import SyntheticPublisher
 from tessera.serving.bench.processes import METHOD
+from tessera.serving.bench.reload_servers import TOLERANCE
 from tessera.serving.commits.chain import LOG_FOLDER, commit_name
 from tessera.serving.commits.file import ReadCommit, read_commit
 from tessera.serving.package.loading import Loading
@@ -39,6 +41,48 @@ def read_answer(content: bytes) -> tuple[int, bytes]:
     found = pb.PredictionResponse.FromString(content)
     scores = np.array(found.predictions["default"].data, np.float32)
     return found.model_commit, scores.tobytes()
+
+
+class Verdict(Enum):
+    """What an answer is: right bit by bit, right up to `TOLERANCE`, or neither."""
+
+    RIGHT = "right"
+    NEAR = "near"
+    WRONG = "wrong"
+
+
+class Judge:
+    """Holds answers against the right ones of the commits that they name; the same answer is read once.
+
+    Args:
+        right: the right answers.
+        bits: whether only the same bits are right. On a GPU they depend on the batch and on the way in which its kernels
+            were chosen, so there an answer may differ by `TOLERANCE`.
+    """
+
+    def __init__(self, right: Answers, *, bits: bool) -> None:
+        self._right, self._bits = right, bits
+        self._known: dict[tuple[int, bytes], Verdict] = {}
+
+    def verdict(self, request: int, answer: bytes) -> Verdict:
+        """What the answer to a request is."""
+        key = (request, answer)
+        if key not in self._known:
+            self._known[key] = self._verdict(request, *read_answer(answer))
+        return self._known[key]
+
+    def _verdict(self, request: int, commit: int, scores: bytes) -> Verdict:
+        right = self._right[commit][request] if commit in self._right else frozenset()
+        if scores in right:
+            return Verdict.RIGHT
+        near = not self._bits and any(_close(scores, one) for one in right)
+        return Verdict.NEAR if near else Verdict.WRONG
+
+
+def _close(scores: bytes, right: bytes) -> bool:
+    """Whether scores, float32, are as many and the same up to `TOLERANCE`."""
+    one, other = (np.frombuffer(content, np.float32) for content in (scores, right))
+    return len(one) == len(other) and np.allclose(one, other, rtol=0, atol=TOLERANCE)
 
 
 def _batch(contents: Sequence[bytes]) -> HostBatch:

@@ -25,7 +25,8 @@ from tessera.serving.packaging.collections.find import find_tables
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
-from tessera.serving.packaging.tables.quantize import SourceTable, check_width, one_device
+from tessera.serving.packaging.tables.quantize import SourceTable, check_width
+from tessera.serving.packaging.tables.shard import plan_shards
 from tessera.serving.packaging.tables.spill import SPILLED_FROM_BYTES
 from tessera.serving.packaging.tables.stored import (
     StoredPiece,
@@ -45,23 +46,30 @@ _LARGEST = 0.05  # of the elements of a row; what tables of a trained model have
 
 
 def make_large(
-    folder: Path, gigabytes: float, *, name: str, device: str = "cpu", seed: int = 0
+    folder: Path,
+    gigabytes: float,
+    *,
+    name: str,
+    device: str = "cpu",
+    seed: int = 0,
+    shards: int = 1,
 ) -> Path:
     """A package in ``folder`` whose int8 tables have about so many bytes; one that is there is taken.
 
     It is made in a process of its own, which holds the tables in memory once. Packages of another ``seed`` have other rows.
     """
     rows = int(gigabytes * 1e9 / TABLES / ROW_BYTES)
-    path = folder / f"large-{name}-{rows}-{device}{f'-{seed}' if seed else ''}.pt"
+    others = f"{f'-{seed}' if seed else ''}{f'-{shards}-shards' if shards > 1 else ''}"
+    path = folder / f"large-{name}-{rows}-{device}{others}.pt"
     if not path.exists():
-        in_own_process(write_large, path, rows, name, device, seed)
+        options = PackageOptions(name=name, device=device, shards=shards)
+        in_own_process(write_large, path, rows, options, seed)
     return path
 
 
-def write_large(path: Path, rows: int, name: str, device: str, seed: int = 0) -> None:
+def write_large(path: Path, rows: int, options: PackageOptions, seed: int = 0) -> None:
     """The package with tables of so many rows, in this process."""
-    model = dlrm(rows, "murmur3", device="meta")
-    write_repeated(model, path, PackageOptions(name=name, device=device), _rows(seed))
+    write_repeated(dlrm(rows, "murmur3", device="meta"), path, options, _rows(seed))
 
 
 def write_repeated(
@@ -78,7 +86,7 @@ def write_repeated(
     source = ranking_source(model, None)
     found = find_tables(source[0])
     kind = row_type(options.dtype)
-    tables, plan = _stored(found.sources, kind, rows, for_gpu=options.device == "cuda")
+    tables, plan = _stored(found.sources, kind, rows, options)
     servable = make_servable(source, options, stored=(tables, plan))
     runner = TorchScriptRunner(optimize(servable.scripted))
     large = [buffer for buffer in tables.buffers if buffer.nbytes >= SPILLED_FROM_BYTES]
@@ -93,12 +101,13 @@ def _stand_in(model: nn.Module) -> None:
 
 
 def _stored(
-    sources: Sequence[SourceTable], kind: RowType, rows: torch.Tensor, *, for_gpu: bool
+    sources: Sequence[SourceTable], kind: RowType, rows: torch.Tensor, options: PackageOptions
 ) -> tuple[StoredTables, ShardingPlan]:
     for source in sources:
         check_width(source, kind)
-    placements = one_device(sources)
-    pieces, sizes = lay_out(placements, {one.name: kind for one in sources}, for_gpu=for_gpu)
+    kinds, for_gpu = {one.name: kind for one in sources}, options.device == "cuda"
+    plan = plan_shards(sources, kinds, shards=options.shards, device=options.device)
+    pieces, sizes = lay_out(plan.placements, kinds, for_gpu=for_gpu)
     buffers = tuple(torch.zeros(size, dtype=torch.uint8) for size in sizes)
     kind = kind.fitted([rows])
     encoded = kind.encode(rows)
@@ -119,8 +128,7 @@ def _stored(
             relative_rmse=0.0,
         )
         stored.append(StoredTable(info=info, kind=kind, pieces=(piece,)))
-    tables = StoredTables(buffers=buffers, tables=tuple(stored), for_gpu=for_gpu)
-    return tables, ShardingPlan(num_shards=1, placements=placements)
+    return StoredTables(buffers=buffers, tables=tuple(stored), for_gpu=for_gpu), plan
 
 
 def _rows(seed: int) -> torch.Tensor:

@@ -50,10 +50,13 @@ Answer = tuple[str, bytes]
 """The version that an answer names, and its scores' bytes."""
 
 
-def make_versions(folder: Path, gigabytes: float, device: str = "cpu") -> tuple[Path, Path]:
+def make_versions(
+    folder: Path, gigabytes: float, device: str = "cpu", shards: int = 1
+) -> tuple[Path, Path]:
     """Two packages of the same schema with other rows, for the CPU or ``cuda``; those that are there are taken."""
     first, second = (
-        make_large(folder, gigabytes, name=MODEL, device=device, seed=seed) for seed in (0, 1)
+        make_large(folder, gigabytes, name=MODEL, device=device, seed=seed, shards=shards)
+        for seed in (0, 1)
     )
     return first, second
 

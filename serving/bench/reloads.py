@@ -21,7 +21,8 @@ A peer is described by a JSON file: ``name``, ``command`` (with {port} and {http
 repository) and ``versions`` (two files that take its place in turn, each followed by a RepositoryModelLoad).  Its
 answers name no file, so one is right that equals what either of the two gave, up to ``TOLERANCE``: what a peer
 answers may depend on the other calls of a batch by a rounding.  So does what a GPU answers: with ``--gpus`` the packages are for
-GPUs, ours have them on these ones, and a right answer is that of the version that it names up to ``TOLERANCE``.
+GPUs, ours have them on these ones, and a right answer is that of the version that it names up to ``TOLERANCE``. Of several GPUs
+each has a copy, or with ``--shards`` a part of the tables.
 
     python -m tessera.serving.bench.reloads --folder DIR [--gigabytes 1] [--phases 6] [--phase-s 20] [--peer FILE.json]
     python -m tessera.serving.bench.reloads --folder DIR --reloads 1000      # phases until each server has had so many
@@ -134,12 +135,16 @@ def read_calls(record: Path) -> Iterator[Call]:
 def read_phase(record: Path, right: Mapping[int, Sequence[Answer]], server: Reloading) -> Phase:
     """What a record of ``tessera-load`` says; ``right`` are the right answers by request."""
     latencies, failed, wrong = [], 0, 0
+    known: dict[tuple[int, bytes], bool] = {}  # a request has few answers, and there are millions
     for call in read_calls(record):
         if call.code != 0:
             failed += 1
             continue
         latencies.append(call.took / 1e9)
-        wrong += not server.is_right(server.read(call.answer), right[call.request])
+        key = (call.request, call.answer)
+        if key not in known:
+            known[key] = server.is_right(server.read(call.answer), right[call.request])
+        wrong += not known[key]
     return Phase(latencies_s=np.array(latencies, np.float32), failed=failed, wrong=wrong)
 
 
@@ -353,6 +358,12 @@ def main() -> None:
     parser.add_argument(
         "--gpus", help="CUDA's numbers of the GPUs that ours serve on, by commas (default: the CPU)"
     )
+    parser.add_argument(
+        "--shards",
+        type=int,
+        default=1,
+        help="of a package: with as many GPUs one model is on all of them (default 1: copies)",
+    )
     parser.add_argument("--cpus", default="0,1", help="of client and server together (default 0,1)")
     parser.add_argument(
         "--json", type=Path, help="also write the figures to this file, after each round"
@@ -369,7 +380,8 @@ def main() -> None:
         pause_s=args.pause_s,
     )
     args.folder.mkdir(parents=True, exist_ok=True)
-    versions = make_versions(args.folder, args.gigabytes, "cpu" if args.gpus is None else "cuda")
+    device = "cpu" if args.gpus is None else "cuda"
+    versions = make_versions(args.folder, args.gigabytes, device, args.shards)
     flags = [] if args.gpus is None else ["--gpus", args.gpus]
     requests = write_requests(args.folder / "requests", versions[0])
     sizes = " and ".join(f"{path.stat().st_size / _MIB:.0f} MiB" for path in versions)

@@ -6,12 +6,20 @@ import torch
 
 from tessera.serving.bench.commits import SyntheticPublisher
 from tessera.serving.bench.forward import TABLES
-from tessera.serving.bench.fresh_commits import Answering, CommitFeed, PatchedByTorch
+from tessera.serving.bench.fresh_commits import (
+    Answering,
+    CommitFeed,
+    Judge,
+    PatchedByTorch,
+    Verdict,
+)
 from tessera.serving.bench.large_package import ROW_BYTES, write_large
 from tessera.serving.bench.reload_servers import read_requests, write_requests
 from tessera.serving.commits.chain import LOG_FOLDER, commit_name
 from tessera.serving.commits.file import read_commit
 from tessera.serving.package.loading import load_package
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.protocol import predictor_pb2 as pb
 
 ROWS = 300
 
@@ -21,7 +29,7 @@ def version(tmp_path_factory):
     """The folder of a version with a package of random rows."""
     folder = tmp_path_factory.mktemp("models") / "dlrm" / "1"
     folder.mkdir(parents=True)
-    write_large(folder / "model.pt", ROWS, "dlrm", "cpu")
+    write_large(folder / "model.pt", ROWS, PackageOptions(name="dlrm"))
     return folder
 
 
@@ -49,6 +57,30 @@ def test_right_answers_are_those_of_the_patched_package_in_a_batch_of_any_size(v
     (score,) = np.frombuffer(next(iter(after[0])), np.float32)
     assert 0 < score < 1
     torch.testing.assert_close(publisher.state.answers()[1], dict(other.forward(publisher.state.answers()[0])))  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_an_answer_is_judged_by_the_commit_that_it_names(gpu):
+    def bits(score):
+        return np.array([score], np.float32).tobytes()
+
+    def answer(commit, score):
+        return pb.PredictionResponse(
+            predictions={"default": pb.FloatVec(data=[score])}, model_commit=commit
+        ).SerializeToString()
+
+    right = {0: [frozenset([bits(0.5)])], 1: [frozenset([bits(0.25), bits(0.2500001)])]}
+    judge = Judge(right, bits=not gpu)
+    assert judge.verdict(0, answer(0, 0.5)) is Verdict.RIGHT
+    assert judge.verdict(0, answer(1, 0.2500001)) is Verdict.RIGHT
+    near = Verdict.NEAR if gpu else Verdict.WRONG
+    assert judge.verdict(0, answer(1, 0.2500005)) is near
+    assert judge.verdict(0, answer(1, 0.2500005)) is near  # the second time
+    assert judge.verdict(0, answer(1, 0.5)) is Verdict.WRONG  # that of another commit
+    assert judge.verdict(0, answer(1, 0.25001)) is Verdict.WRONG
+    assert judge.verdict(0, answer(2, 0.5)) is Verdict.WRONG
+    no_scores = pb.PredictionResponse(predictions={"default": pb.FloatVec()})
+    assert judge.verdict(0, no_scores.SerializeToString()) is Verdict.WRONG
 
 
 def test_commits_appear_one_after_the_other_up_to_the_last_that_is_asked_for(tmp_path):

@@ -12,14 +12,15 @@ import torch
 from tessera.kernels import reference
 from tessera.kernels.ops import load as load_operators
 from tessera.serving.commits.file import CommitError
+from tessera.serving.package.pace import Pace
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.follow import version_log
+from tessera.serving.server.follow.device_exchange import DeviceExchange, copied, rows_on_device
 from tessera.serving.server.follow.followed_model import (
     Exchange,
     FollowedModel,
     StagedCommit,
     UndoRecord,
-    exchange_by_index,
 )
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
 from tessera.serving.server.front.freshness_graph import FreshnessHistory
@@ -82,20 +83,67 @@ def test_the_oldest_records_go_first_and_each_version_goes_back_as_far_as_it_can
     assert memory.held == 0
 
 
-def test_rows_are_exchanged_by_index_where_the_operator_is_not_there():
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("count", "width", "stride", "offset"),
+    [(1, 9, 9, 0), (40, 20, 32, 16), (7, 300, 300, 3), (50, 64, 64, 8), (20, 6, 10, 2)],
+)
+def test_rows_on_a_device_are_exchanged_as_the_operator_does(kept, count, width, stride, offset):
     generator = torch.Generator().manual_seed(3)
-    for rows, width, stride, offset in ((1, 9, 9, 0), (40, 20, 32, 16), (7, 300, 300, 3)):
-        size = offset + 49 * stride + width
-        memory = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
-        chosen = torch.randperm(50, generator=generator)[:rows].sort().values
-        values = torch.randint(0, 256, (rows, width), dtype=torch.uint8, generator=generator)
-        expected, old = memory.clone(), values.clone()
-        reference.exchange_rows(expected, chosen, old, offset, stride)
-        exchange_by_index(memory, chosen, values, offset, stride)
-        assert torch.equal(memory, expected)
-        assert torch.equal(values, old)
-    exchange_by_index(memory, chosen[:0], values[:0], 0, 300)
+    size = offset + 49 * stride + width + 3
+    memory = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+    before = memory.clone()
+    chosen = torch.randperm(50, generator=generator)[:count].sort().values
+    values = torch.randint(0, 256, (count, width), dtype=torch.uint8, generator=generator)
+    expected, old = memory.clone(), values.clone()
+    reference.exchange_rows(expected, chosen, old, offset, stride)
+    pace, device = Pace(0.0), torch.device("cpu")
+    exchange = DeviceExchange.of(
+        memory,
+        rows_on_device(chosen, device, pace),
+        copied(values, device, pace),
+        last_row=int(chosen[-1]),
+        offset=offset,
+        stride=stride,
+    )
+    if kept:
+        exchange.keep()
+        assert torch.equal(memory, before)
+    exchange.run()
     assert torch.equal(memory, expected)
+    undo = UndoRecord(exchanges=[exchange.compact()])
+    assert undo.bytes == count * (width + 4)
+    assert torch.equal(exchange.values.view(torch.uint8), old)
+    exchange.run()
+    assert torch.equal(memory, before)
+    assert undo.bytes == count * (width + 4)
+    assert torch.equal(exchange.values.view(torch.uint8), values)
+
+
+def test_all_rows_of_a_record_on_a_device_are_exchanged_without_numbers():
+    memory = torch.arange(24, dtype=torch.uint8)
+    values = torch.arange(100, 116, dtype=torch.uint8).view(2, 8)
+    exchange = DeviceExchange.of(memory, None, values.clone(), last_row=1, offset=0, stride=16)
+    exchange.run()
+    assert memory.tolist() == [*range(100, 108), *range(8, 16), *range(108, 116)]
+    exchange.run()
+    assert memory.tolist() == list(range(24))
+
+
+def test_copies_go_to_a_device_in_pieces_with_a_pause_behind_each():
+    class Counting(Pace):
+        rests = 0
+
+        def rest(self):
+            self.rests += 1
+
+    pace = Counting(0.0)
+    values = torch.arange(300_000, dtype=torch.int64).view(3, 100_000)
+    there = copied(values, torch.device("cpu"), pace)
+    assert torch.equal(there, values)
+    assert there.data_ptr() != values.data_ptr()
+    assert pace.rests == 3  # of a megabyte each
+    assert rows_on_device(torch.tensor([1, 2**31]), torch.device("cpu"), pace).tolist()[1] == 2**31
 
 
 @dataclass

@@ -208,7 +208,7 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
       throw CommitError("golden", error.what());
     }
   }
-  staged.patches = model_.runner.weights()->stage(std::move(staged.commit.patches));
+  staged.patches = model_.runner.weights()->stage(std::move(staged.commit.patches), between);
   staged.patches->prepare(between);
   return staged;
 }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <string_view>
 #include <vector>
 
 #include "common/text.h"
@@ -50,14 +51,14 @@ std::string string_of(const Json* value, const std::string& what) {
   return value->get<std::string>();
 }
 
-const Json& object_of(const Json* value, const std::string& what) {
+const Json& object_of(const Json* value, std::string_view what) {
   static const Json kNone = Json::object();
   if (value == nullptr) return kNone;
   if (!value->is_object()) refuse(what, " is not an object");
   return *value;
 }
 
-const Json& list_of(const Json* value, const std::string& what) {
+const Json& list_of(const Json* value, std::string_view what) {
   if (value == nullptr || !value->is_array()) refuse(what, " is not a list");
   return *value;
 }

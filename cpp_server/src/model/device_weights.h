@@ -2,6 +2,8 @@
 // or its shards on one each.
 //
 // What was replaced stays where it was, on the devices, and counts as what the undo records hold.
+// While a commit is staged the rows that it replaces are copied on the device, so that batches wait
+// for no more than the writing of the new ones.
 //
 // Contract: see Weights. swap returns once every device has done it. Compiled against torch alone.
 #pragma once
@@ -27,7 +29,9 @@ class DeviceWeights final : public Weights {
   explicit DeviceWeights(Places places) : places_(std::move(places)) {}
 
   std::optional<std::uint64_t> bytes(const std::string& record) const override;
-  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) override;
+  using Weights::stage;
+  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
+                                       const std::function<void()>& between) override;
 
  private:
   const Places places_;

@@ -1,7 +1,5 @@
 #include "model/record_places.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
@@ -9,6 +7,8 @@
 #include <set>
 #include <tuple>
 #include <utility>
+
+#include "model/device_copy.h"
 
 namespace tessera {
 namespace {
@@ -33,8 +33,6 @@ void note_moved(const at::Tensor& from, const at::Tensor& to, Moved& moved) {
   }
   moved.places[record->second].push_back(to.flatten().view(at::kByte));
 }
-
-constexpr std::int64_t kPieceBytes = 1 << 20;
 
 at::Tensor move_one(const at::Tensor& from, at::Device device, const std::function<void()>& rest,
                     Moved& moved) {
@@ -99,20 +97,6 @@ RecordPlaces find_records(const torch::jit::Module& module, const RecordAddresse
     return false;
   });
   return found;
-}
-
-at::Tensor copy_in_pieces(const at::Tensor& from, at::Device device,
-                          const std::function<void()>& rest) {
-  const at::NoGradGuard none;
-  at::Tensor to = at::empty_like(from, from.options().device(device));
-  const at::Tensor source = from.flatten().view(at::kByte);
-  const at::Tensor target = to.flatten().view(at::kByte);
-  for (std::int64_t at = 0; at < source.numel(); at += kPieceBytes) {
-    const std::int64_t count = std::min(kPieceBytes, source.numel() - at);
-    target.narrow(0, at, count).copy_(source.narrow(0, at, count));
-    if (rest != nullptr) rest();
-  }
-  return to;
 }
 
 void move_constants(const torch::jit::Module& module, at::Device device) {

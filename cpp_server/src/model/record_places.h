@@ -55,13 +55,7 @@ struct RecordPlaces {
 RecordPlaces find_records(const torch::jit::Module& module, const RecordAddresses& addresses,
                           const std::map<std::string, std::uint64_t>& bytes_of);
 
-// A copy of `from`, which is contiguous, on `device`, made in pieces of a megabyte with `rest`, if
-// there is one, after each: a GPU takes copies from the host one after the other, so those of the
-// batches that are answered meanwhile would otherwise wait for the whole table, 1.5 s for 10 GB.
-at::Tensor copy_in_pieces(const at::Tensor& from, at::Device device,
-                          const std::function<void()>& rest);
-
-// Moves every tensor of `module`, one after the other and in pieces (copy_in_pieces), to the device
+// Moves every tensor of `module`, one after the other and in pieces (device_copy.h), to the device
 // that `device_of` gives for its qualified name; a tensor that it has twice stays one. Gives where
 // the records of `places`, which were on the host, are then; not those of which the module has a
 // part by itself.

@@ -117,7 +117,8 @@ std::optional<std::uint64_t> HostWeights::bytes(const std::string& record) const
   return found->second.size();
 }
 
-std::unique_ptr<StagedPatches> HostWeights::stage(std::vector<Patch> patches) {
+std::unique_ptr<StagedPatches> HostWeights::stage(std::vector<Patch> patches,
+                                                  const std::function<void()>& /*between*/) {
   std::vector<Piece> pieces;
   pieces.reserve(patches.size());
   for (Patch& patch : patches) {

@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/raw_bytes.h"
@@ -62,8 +63,12 @@ class Weights {
   // Bytes of a record that lies in the model as it is in the package; nothing: there is none.
   virtual std::optional<std::uint64_t> bytes(const std::string& record) const = 0;
 
-  // Throws std::bad_alloc.
-  virtual std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) = 0;
+  // Throws std::bad_alloc. `between` is called as by prepare.
+  virtual std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
+                                               const std::function<void()>& between) = 0;
+  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) {
+    return stage(std::move(patches), [] {});
+  }
 };
 
 // Records that lie in this process's memory.
@@ -74,7 +79,9 @@ class HostWeights final : public Weights {
   explicit HostWeights(Places places) : places_(std::move(places)) {}
 
   std::optional<std::uint64_t> bytes(const std::string& record) const override;
-  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) override;
+  using Weights::stage;
+  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
+                                       const std::function<void()>& between) override;
 
  private:
   const Places places_;

@@ -1,7 +1,7 @@
 """A loaded model whose bytes commits replace: staged beside serving, put in as a whole, and taken back.
 
-A commit's new bytes change places with those that they replace (`torch.ops.tessera.exchange_rows`), so what is left
-in the commit's memory afterwards is what undoes it.
+A commit's new bytes change places with those that they replace (`torch.ops.tessera.exchange_rows`, on GPUs
+`DeviceExchange`), so what is left in the commit's memory afterwards is what undoes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,18 +24,19 @@ from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.torchscript import last_line
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.batching.workers import is_out_of_memory
+from tessera.serving.server.follow.device_exchange import DeviceExchange, copied, rows_on_device
 
 _LARGEST_INT32 = torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Bytes that change places with those of one record.
+    """Bytes that change places with those of one record in this process's memory.
 
     Attributes:
-        memory: ``[bytes]`` uint8, the record's, on its device.
-        rows: ``[count]`` int64 or int32, ascending, on the same device.
-        values: ``[count, width]`` uint8, on the same device.
+        memory: ``[bytes]`` uint8, the record's.
+        rows: ``[count]`` int64 or int32, ascending.
+        values: ``[count, width]`` uint8.
         offset: where row 0 begins.
         stride: bytes from one row to the next.
     """
@@ -48,18 +49,9 @@ class Exchange:
 
     def run(self) -> None:
         """Exchange them; running it again undoes it."""
-        if self.on_host:
-            torch.ops.tessera.exchange_rows(
-                self.memory, self.rows, self.values, self.offset, self.stride
-            )
-        else:
-            rows = self.rows.long()
-            exchange_by_index(self.memory, rows, self.values, self.offset, self.stride)
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the operators for the CPU do it."""
-        return self.memory.device.type == "cpu"
+        torch.ops.tessera.exchange_rows(
+            self.memory, self.rows, self.values, self.offset, self.stride
+        )
 
     def compact(self) -> Exchange:
         """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
@@ -72,35 +64,27 @@ class Exchange:
         return replace(self, rows=self.rows.int())
 
     @property
-    def bytes(self) -> int:
-        """What the rows and their numbers take."""
-        return self.values.nbytes + self.rows.nbytes
+    def held(self) -> list[Tensor]:
+        """What it holds beside the record; rows may be those of another exchange, too."""
+        return [self.values, self.rows]
 
 
-def exchange_by_index(
-    memory: Tensor, rows: Tensor, values: Tensor, offset: int, stride: int
-) -> None:
-    """As the operator ``exchange_rows``, by torch's own: for devices that the operator does not know."""
-    if not rows.numel():
-        return
-    last, width = int(rows[-1]), values.shape[1]
-    table = memory.as_strided((last + 1, width), (stride, 1), offset)
-    kept = table.index_select(0, rows)
-    table.index_copy_(0, rows, values)
-    values.copy_(kept)
+AnyExchange: TypeAlias = Exchange | DeviceExchange
 
 
-def exchange_all(exchanges: Sequence[Exchange]) -> None:
-    """Run all in their order, or none; those of the CPU in one call, which gives the interpreter's lock away once."""
-    host = [one for one in exchanges if one.on_host]
-    done: list[Exchange] = []
+def exchange_all(exchanges: Sequence[AnyExchange]) -> None:
+    """Run all in their order, or none; those of the CPU in one call, which gives the interpreter's lock away once.
+
+    A GPU may still be at it afterwards: what is computed there later waits for it.
+    """
+    host, device = _on_host(exchanges), _on_devices(exchanges)
+    done: list[DeviceExchange] = []
     if host:
         torch.ops.tessera.exchange_rows_of(*_arguments(host))
     try:
-        for one in exchanges:
-            if not one.on_host:
-                one.run()
-                done.append(one)
+        for one in device:
+            one.run()
+            done.append(one)
     except BaseException:
         for one in reversed(done):
             one.run()
@@ -109,23 +93,36 @@ def exchange_all(exchanges: Sequence[Exchange]) -> None:
         raise
 
 
-def prepare(exchanges: Sequence[Exchange], pace: Pace) -> None:
-    """Do beside serving what would make the first exchange take longer: faults of pages that nobody wrote to lately.
+def prepare(exchanges: Sequence[AnyExchange], pace: Pace) -> None:
+    """Do beside serving what would make the first exchange take longer.
+
+    On the CPU that are faults of pages that nobody wrote to lately, on GPUs the reading of what is replaced.
 
     Args:
         exchanges: those of a commit.
         pace: that of the thread.
     """
-    host = [one for one in exchanges if one.on_host]
+    host = _on_host(exchanges)
     if host:
         torch.ops.tessera.touch_rows_aside(*_arguments(host), pace.share, pace.left_s)
+    for one in _on_devices(exchanges):
+        one.keep()
+        pace.rest()
 
 
-def bring_near(exchanges: Sequence[Exchange]) -> None:
+def bring_near(exchanges: Sequence[AnyExchange]) -> None:
     """Have the rows that are exchanged next in the caches, beside those who read them."""
-    host = [one for one in exchanges if one.on_host]
+    host = _on_host(exchanges)
     if host:
         torch.ops.tessera.touch_rows_of(*_arguments(host))
+
+
+def _on_host(exchanges: Sequence[AnyExchange]) -> list[Exchange]:
+    return [one for one in exchanges if isinstance(one, Exchange)]
+
+
+def _on_devices(exchanges: Sequence[AnyExchange]) -> list[DeviceExchange]:
+    return [one for one in exchanges if isinstance(one, DeviceExchange)]
 
 
 def _arguments(exchanges: Sequence[Exchange]) -> tuple[list[Any], ...]:
@@ -152,7 +149,7 @@ class StagedCommit:
 
     path: Path
     read: ReadCommit
-    exchanges: Sequence[Exchange]
+    exchanges: Sequence[AnyExchange]
     golden: tuple[HostBatch, Mapping[str, Tensor]] | None
 
 
@@ -164,7 +161,7 @@ class UndoRecord:
         exchanges: of the commit, in their order, with what it has replaced.
     """
 
-    exchanges: Sequence[Exchange]
+    exchanges: Sequence[AnyExchange]
 
     @classmethod
     def of(cls, staged: StagedCommit) -> UndoRecord:
@@ -173,8 +170,9 @@ class UndoRecord:
 
     @property
     def bytes(self) -> int:
-        """What it holds."""
-        return sum(exchange.bytes for exchange in self.exchanges)
+        """What it holds; rows' numbers that several exchanges have in common count once."""
+        held = {one.data_ptr(): one.nbytes for each in self.exchanges for one in each.held}
+        return sum(held.values())
 
 
 class FollowedModel:
@@ -227,22 +225,28 @@ class FollowedModel:
                 golden = read_golden(read.golden)
         except ValueError as error:
             raise CommitError(path, str(error), "schema") from error
-        exchanges: list[Exchange] = []
+        pace = pace or Pace(0.0)
+        exchanges: list[AnyExchange] = []
+        rows_there: dict[tuple[str, torch.device], Tensor] = {}
         for patch in read.commit.patches:
             values = torch.from_numpy(read.new_bytes(patch))
             for number, place in enumerate(self._places(path, patch.record)):
-                # Each place exchanges memory of its own.
-                own = values if number == 0 else values.clone()
+                if place.device.type != "cpu":
+                    exchanges.append(
+                        _on_device(read, patch, place, values, rows_there=rows_there, pace=pace)
+                    )
+                    continue
                 exchanges.append(
                     Exchange(
                         memory=place,
-                        rows=_rows(read, patch, place.device),
-                        values=own.to(place.device),
+                        rows=_rows(read, patch),
+                        # Each place exchanges memory of its own.
+                        values=values if number == 0 else values.clone(),
                         offset=patch.offset,
                         stride=patch.stride,
                     )
                 )
-        prepare(exchanges, pace or Pace(0.0))
+        prepare(exchanges, pace)
         return StagedCommit(path=path, read=read, exchanges=exchanges, golden=golden)
 
     def _places(self, path: Path, record: str) -> list[Tensor]:
@@ -299,13 +303,42 @@ class FollowedModel:
             for record in undone:
                 exchange_all(record.exchanges[::-1])
             self.lock.commit = commit
+        for record in undone:
+            for exchange in _on_devices(record.exchanges):
+                exchange.compact()
 
 
-def _rows(read: ReadCommit, patch: Patch, device: torch.device) -> Tensor:
-    """A patch's rows on ``device``: on the CPU in the commit's own memory, where that has them."""
+def _rows(read: ReadCommit, patch: Patch) -> Tensor:
+    """A patch's rows, in the commit's own memory where that has them."""
     stored = read.stored_rows(patch)
-    if stored is not None and device.type == "cpu":
+    if stored is not None:
         return torch.from_numpy(stored)
     numbers = read.rows(patch)
-    rows = torch.arange(patch.count) if numbers is None else torch.from_numpy(numbers)
-    return rows.to(device)
+    return torch.arange(patch.count) if numbers is None else torch.from_numpy(numbers)
+
+
+def _on_device(
+    read: ReadCommit,
+    patch: Patch,
+    memory: Tensor,
+    values: Tensor,
+    *,
+    rows_there: dict[tuple[str, torch.device], Tensor],
+    pace: Pace,
+) -> DeviceExchange:
+    """A patch of ``memory``; ``rows_there`` has the rows' numbers that are on a device, by the record that has them."""
+    numbers = read.rows(patch)
+    rows = None
+    if numbers is not None:
+        name = (patch.rows, memory.device)
+        if name not in rows_there:
+            rows_there[name] = rows_on_device(torch.from_numpy(numbers), memory.device, pace)
+        rows = rows_there[name]
+    return DeviceExchange.of(
+        memory,
+        rows,
+        copied(values, memory.device, pace),
+        last_row=patch.count - 1 if numbers is None else int(numbers[-1]),
+        offset=patch.offset,
+        stride=patch.stride,
+    )
