@@ -95,7 +95,7 @@ class Model:
     device: str = "cuda"
     bandwidths: dict[str, Any] = dataclasses.field(default_factory=BANDWIDTHS.copy)
 
-    def memory(self) -> dict[str, int]:
+    def memory(self) -> dict[str, Any]:
         """The memory of a rank, under the name of `Topology`'s parameter."""
         return {"ddr_cap" if self.device == "cpu" else "hbm_cap": self.memory_bytes}
 
