@@ -191,7 +191,16 @@ def test_the_server_of_the_wheel_finds_its_libraries(built, tmp_path):
     archive = zipfile.ZipFile(path)
     archive.extractall(tmp_path)
     program = tmp_path / "tessera_rec_server" / "bin" / "tessera-server"
-    program.chmod(0o755)  # as pip does
+    load = program.parent / "tessera-load"
+    for one in (program, load):
+        one.chmod(0o755)  # as pip does
+    helped = run("import tessera_rec_server as t; t.load()", tmp_path, tmp_path, "--help")
+    assert helped.stdout.startswith("usage: tessera-load")
+    own = {path.name for path in (tmp_path / "tessera_rec_server" / "lib").iterdir()}
+    found = ldd(load, own)
+    assert found
+    for name, place in found.items():
+        assert place.startswith(str(tmp_path / "tessera_rec_server")), (name, place)
     missing = run("import tessera_rec_server as t; t.main()", tmp_path, tmp_path, "-S")
     assert missing.returncode == 2
     assert "torch is not in" in missing.stderr

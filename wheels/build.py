@@ -5,7 +5,7 @@
     tessera-rec-client   tessera.serving.client and what it imports; numpy, grpcio, protobuf, xxhash
     tessera-rec          everything else of tessera.*, with the lookup operators; needs tessera-rec-client of its
                          version, so that no file belongs to two distributions
-    tessera-rec-server   tessera-server, the C++ program, and libtessera-engine.so, with the libraries that the
+    tessera-rec-server   tessera-server and tessera-load, the C++ programs, and libtessera-engine.so, with the libraries that the
                          system may lack
 
 Each is laid out in a folder of its own with a pyproject.toml of its own, and built there by setuptools.  What
@@ -177,10 +177,12 @@ def build_full(folder: Path, args: argparse.Namespace) -> None:
 
 
 def build_server(folder: Path, args: argparse.Namespace) -> None:
-    """The distribution of the C++ server: the program, its libraries and their licences."""
-    program = args.server / "tessera-server"
-    if not program.exists():
-        sys.exit(f"wheels/build.py: {program} is missing; run make build-server")
+    """The distribution of the C++ server: it and the load generator, their libraries and their licences."""
+    programs = [args.server / name for name in ("tessera-server", "tessera-load")]
+    for program in programs:
+        if not program.exists():
+            sys.exit(f"wheels/build.py: {program} is missing; run make build-server")
+    program = programs[0]
     told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     if told.stdout != f"tessera-server {__version__}\n":
         sys.exit(
@@ -194,7 +196,7 @@ def build_server(folder: Path, args: argparse.Namespace) -> None:
     licences = folder / "licences"
     licences.mkdir()
     bundled = []
-    for path in libraries_of(program):
+    for path in {path: None for program in programs for path in libraries_of(program)}:
         to = package / "lib" / path.name
         shutil.copy(path, to)
         owner = copy_licence(path, licences)
@@ -209,11 +211,14 @@ def build_server(folder: Path, args: argparse.Namespace) -> None:
     describe(
         folder,
         **about,
-        scripts={"tessera-server": "tessera_rec_server:main"},
+        scripts={
+            "tessera-server": "tessera_rec_server:main",
+            "tessera-load": "tessera_rec_server:load",
+        },
         data=["bin/*", "lib/*", "include/*"],
         licences=["licences/*"],
     )
-    code = [package / "bin" / "tessera-server", *(package / "lib").iterdir()]
+    code = [*(package / "bin").iterdir(), *(package / "lib").iterdir()]
     build(folder, args.out, "--wheel", tag=platform_tag(code))
 
 

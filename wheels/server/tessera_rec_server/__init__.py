@@ -1,6 +1,6 @@
-"""tessera-server, the C++ server of Tessera's packages, as the program of a Python environment.
+"""tessera-server, the C++ server of Tessera's packages, and tessera-load as programs of a Python environment.
 
-The program is bin/tessera-server.  It finds its own libraries in lib/ and torch's in the folder of the torch
+The programs are in bin/.  They find their own libraries in lib/, and tessera-server torch's in the folder of the torch
 wheel beside this package, whatever PATH and LD_LIBRARY_PATH say.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 PROGRAM = Path(__file__).resolve().parent / "bin" / "tessera-server"
+LOAD = PROGRAM.parent / "tessera-load"
 _EXIT_USER_ERROR = 2
 
 
@@ -38,6 +39,11 @@ def main() -> NoReturn:
         )
         sys.exit(_EXIT_USER_ERROR)
     os.execv(PROGRAM, [str(PROGRAM), *sys.argv[1:]])
+
+
+def load() -> NoReturn:
+    """Become tessera-load, the load generator, with this process's arguments."""
+    os.execv(LOAD, [str(LOAD), *sys.argv[1:]])
 
 
 def _torch_of_wheel() -> str:
