@@ -176,7 +176,7 @@ class Measurement {
     }
   }
 
-  // Of a window in which no call was answered, or no batch counted.
+  // Says why a window in which no call was answered, or no batch counted, has no costs.
   [[noreturn]] static void refuse(const TrafficResult& result, std::int64_t samples) {
     if (result.latency.count() == 0) {
       throw CalibrationError(text("no call of ", samples, " samples was answered in ",
