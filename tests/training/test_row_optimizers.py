@@ -1,5 +1,8 @@
 """Torch optimizers of ours against the row-at-a-time reference, and in the backward pass."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -204,8 +207,14 @@ def test_only_fused_tables_clip_the_gradient_of_the_output():
     optimizers.SGD([weight], lr=1.0, max_gradient=0.5).step()
     assert torch.equal(weight, torch.zeros(2, 3))
     clipping = optimizers.SGD([weight], gradient_clipping=True)
-    with pytest.raises(ValueError, match=r"SGD\(gradient_clipping=True\) cuts .* shard them"):
-        clipping.step()
+    for one in (clipping, copy.deepcopy(clipping), pickle.loads(pickle.dumps(clipping))):
+        with pytest.raises(ValueError, match=r"SGD\(gradient_clipping=True\) cuts .* shard them"):
+            one.step()
+    copied = pickle.loads(pickle.dumps(optimizers.SGD([weight], lr=1.0)))
+    (own,) = copied.param_groups[0]["params"]
+    own.grad = torch.ones(2, 3)
+    copied.step()
+    assert torch.equal(own, torch.full((2, 3), -1.0))
     with pytest.raises(ValueError, match=r"max_gradient is -1\.0; give 0 or more"):
         optimizers.SGD([weight], max_gradient=-1.0)
 

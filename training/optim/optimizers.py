@@ -63,6 +63,7 @@ class RowOptimizer(Optimizer):
 
     kind: ClassVar[EmbOptimType]
     l2: ClassVar[bool] = False  # weight decay is added to the gradient instead
+    _clips = False  # also where a pickle of before does not say it
 
     def __init__(
         self,
@@ -78,6 +79,10 @@ class RowOptimizer(Optimizer):
         refuse_negative({**values, "max_gradient": max_gradient})
         self._clips = gradient_clipping
         super().__init__(params, values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles keep: torch's parts, and whether gradients are to be clipped."""
+        return {**super().__getstate__(), "_clips": self._clips}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
