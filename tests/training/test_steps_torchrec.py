@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tessera.training.bench import model_steps, module_steps
+from tessera.training.bench.module_steps import Draws
 from tessera.training.bench.modules_versus_torchrec import CASES
 from tessera.training.bench.parallel_steps import PARALLEL
 from tessera.training.bench.pipelines_versus_torchrec import let_cpu_streams_pass
@@ -39,7 +40,7 @@ def test_values_and_gradients_are_torchrecs(name, device, monkeypatch):
     if device.type == "cuda":  # TorchRec's pools take a device without its number for another one
         device = torch.device("cuda", torch.cuda.current_device())
     case = CASES[name]
-    shape = {key: SMALL[key] for key in case.draw(torch.Generator().manual_seed(0))}
+    shape = {key: SMALL[key] for key in case.draw(Draws(torch.Generator().manual_seed(0)))}
     ours, theirs = (case.make(library, shape, device) for library in libraries())
     for _ in range(STEPS):
         torch.testing.assert_close(ours(), theirs(), rtol=1e-5, atol=1e-6, check_dtype=False)

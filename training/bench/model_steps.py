@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from tessera.training.bench.module_steps import (
     BATCHES,
     Case,
+    Draws,
     Shape,
     Step,
     dense,
-    one_of,
     random,
     trained,
 )
@@ -25,20 +25,20 @@ from tessera.training.bench.sharded_steps import LEARNING_RATE, Library
 ROWS, DENSE = 5000, 13
 
 
-def _layers_shape(generator: torch.Generator) -> Shape:
+def _layers_shape(draws: Draws) -> Shape:
     return {
-        "features": one_of(generator, 10, 20),
-        "batch": one_of(generator, 128, 512),
-        "dim": one_of(generator, 8, 16),
+        "features": draws.one_of(10, 20),
+        "batch": draws.one_of(128, 512),
+        "dim": draws.one_of(8, 16, step=4),
     }
 
 
-def _tables_shape(generator: torch.Generator) -> Shape:
+def _tables_shape(draws: Draws) -> Shape:
     return {
-        "tables": one_of(generator, 4, 16),
-        "batch": one_of(generator, 64, 512),
-        "ids": one_of(generator, 2, 10),
-        "dim": one_of(generator, 16, 64),
+        "tables": draws.one_of(4, 16, step=2),
+        "batch": draws.one_of(64, 512),
+        "ids": draws.one_of(2, 10),
+        "dim": draws.one_of(16, 64, step=4),
     }
 
 
@@ -295,11 +295,11 @@ def several_metrics(library: Library, shape: Shape, device: torch.device) -> Ste
     return step
 
 
-def _metrics_shape(generator: torch.Generator) -> Shape:
+def _metrics_shape(draws: Draws) -> Shape:
     return {
-        "batch": one_of(generator, 128, 2048),
-        "tasks": one_of(generator, 1, 4),
-        "every": one_of(generator, 10, 50),
+        "batch": draws.one_of(128, 2048),
+        "tasks": draws.one_of(1, 4),
+        "every": draws.one_of(10, 50),
     }
 
 

@@ -1,11 +1,12 @@
 """One step of a module in Tessera and in TorchRec, for `modules_versus_torchrec`.
 
-A case draws a shape from a generator, and gives either library's step on the same data.  Both have the same
+A case draws a shape, and gives either library's step on the same data.  Both have the same
 names in the same modules, so one function makes either's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -14,12 +15,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.training.bench.sharded_steps import Library
+from tessera.training.bench.sharded_steps import Library, libraries
 
 BATCHES = 8  # different ones, used in turn
+BUCKETS = 4  # of a hash-based map, which divide its rows
 Shape = dict[str, Any]
 Step = Callable[[], Tensor]
 """Takes one step; what it gives is equal in both libraries where `Case.equal` says so."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws shapes.
+
+    Attributes:
+        generator: of random numbers.
+        anywhere: whether a number may be any from half the least of those that a case names to twice the largest.
+    """
+
+    generator: torch.Generator
+    anywhere: bool = False
+
+    def one_of(self, *values: Any, step: int = 1) -> Any:
+        """One of ``values``, drawn evenly; of numbers, with ``anywhere``, one within their range.
+
+        Such a number is a multiple of ``step``, and its logarithm is drawn evenly.
+        """
+        if not self.anywhere or not all(type(value) is int for value in values):
+            return values[int(torch.randint(len(values), (1,), generator=self.generator))]
+        least, most = math.log(min(values) / 2), math.log(2 * max(values))
+        place = float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        return max(1, round(math.exp(least + place * (most - least)) / step)) * step
 
 
 @dataclass(frozen=True)
@@ -27,19 +53,14 @@ class Case:
     """What is measured.
 
     Attributes:
-        draw: a shape, of random numbers of the generator.
+        draw: a shape.
         make: a library's step at a shape, on a device.
         equal: whether the step's result has to be equal in both libraries.
     """
 
-    draw: Callable[[torch.Generator], Shape]
+    draw: Callable[[Draws], Shape]
     make: Callable[[Library, Shape, torch.device], Step]
     equal: bool = True
-
-
-def one_of(generator: torch.Generator, *values: Any) -> Any:
-    """One of the values, drawn evenly."""
-    return values[int(torch.randint(len(values), (1,), generator=generator))]
 
 
 def random() -> torch.Generator:
@@ -47,17 +68,17 @@ def random() -> torch.Generator:
     return torch.Generator().manual_seed(5)
 
 
-def _map_shape(generator: torch.Generator) -> Shape:
+def _map_shape(draws: Draws) -> Shape:
     return {
-        "rows": one_of(generator, 1000, 20_000, 200_000),
-        "ids": one_of(generator, 500, 5000, 50_000),
+        "rows": draws.one_of(1000, 20_000, 200_000, step=BUCKETS),
+        "ids": draws.one_of(500, 5000, 50_000),
     }
 
 
-def _sorted_map_shape(generator: torch.Generator) -> Shape:
+def _sorted_map_shape(draws: Draws) -> Shape:
     policies = ("LFU_EvictionPolicy", "LRU_EvictionPolicy", "DistanceLFU_EvictionPolicy")
-    more = {"policy": one_of(generator, *policies), "interval": one_of(generator, 1, 5)}
-    return {**_map_shape(generator), **more}
+    more = {"policy": draws.one_of(*policies), "interval": draws.one_of(1, 5)}
+    return {**_map_shape(draws), **more}
 
 
 def _drifting_ids(shape: Shape) -> list[Tensor]:
@@ -70,16 +91,19 @@ def _drifting_ids(shape: Shape) -> list[Tensor]:
     ]
 
 
-def _map_step(library: Library, shape: Shape, module: Any, device: torch.device) -> Step:
+def _map_step(
+    library: Library, shape: Shape, module: Any, device: torch.device, *, training: bool = True
+) -> Step:
     jagged = library.get("sparse.jagged_tensor", "JaggedTensor")
     lengths = torch.ones(shape["ids"], dtype=torch.int32, device=device)
     batches = [{"f": jagged(ids.to(device), lengths=lengths)} for ids in _drifting_ids(shape)]
-    module.train()
+    module.train(training)
     number = count()
 
     def step() -> Tensor:
         found = module(batches[next(number) % BATCHES])["f"].values()
-        module.evict()
+        if training:
+            module.evict()
         return found  # type: ignore[no-any-return] # the modules are untyped here
 
     return step
@@ -97,25 +121,54 @@ def sorted_map(library: Library, shape: Shape, device: torch.device) -> Step:
     return _map_step(library, shape, module, device)
 
 
-def hash_map(library: Library, shape: Shape, device: torch.device) -> Step:
-    """Ids to rows by probing."""
+def _hash_map(library: Library, shape: Shape, device: torch.device) -> Any:
     policy = library.get("modules.hash_mc_evictions", "HashZchEvictionPolicyName")
     config = library.get("modules.hash_mc_evictions", "HashZchEvictionConfig")
-    module = library.get("modules.hash_mc_modules", "HashZchManagedCollisionModule")(
+    return library.get("modules.hash_mc_modules", "HashZchManagedCollisionModule")(
         zch_size=shape["rows"],
         device=device,
-        total_num_buckets=4,
+        total_num_buckets=BUCKETS,
         eviction_policy_name=policy.SINGLE_TTL_EVICTION,
         eviction_config=config(features=["f"], single_ttl=24),
     )
-    return _map_step(library, shape, module, device)
 
 
-def pool_shape(generator: torch.Generator) -> Shape:
+def hash_map(library: Library, shape: Shape, device: torch.device) -> Step:
+    """Ids to rows by probing."""
+    return _map_step(library, shape, _hash_map(library, shape, device), device)
+
+
+def hash_map_of_new_ids(library: Library, shape: Shape, device: torch.device) -> Step:
+    """The same where the map forgets all ids every few steps, so that many are new."""
+    module = _hash_map(library, shape, device)
+    learn, number = _map_step(library, shape, module, device), count()
+
+    def step() -> Tensor:
+        if next(number) % BATCHES == 0:
+            module._hash_zch_identities.fill_(-1)  # noqa: SLF001 - a buffer that both libraries have
+            module._hash_zch_metadata.fill_(-1)  # noqa: SLF001 - as above
+        return learn()
+
+    return step
+
+
+def hash_map_lookup(library: Library, shape: Shape, device: torch.device) -> Step:
+    """The same in evaluation: the ids of each batch, which a map has learned as far as it has rows."""
+    learned = _hash_map(libraries()[0], shape, device)
+    learn = _map_step(libraries()[0], shape, learned, device)
+    for _ in range(BATCHES):
+        learn()
+    module = _hash_map(library, shape, device)
+    module.load_state_dict(learned.state_dict())
+    module.reset_inference_mode()
+    return _map_step(library, shape, module, device, training=False)
+
+
+def pool_shape(draws: Draws) -> Shape:
     return {
-        "rows": one_of(generator, 1000, 100_000),
-        "ids": one_of(generator, 64, 1024, 8192),
-        "dim": one_of(generator, 16, 128),
+        "rows": draws.one_of(1000, 100_000),
+        "ids": draws.one_of(64, 1024, 8192),
+        "dim": draws.one_of(16, 128, step=4),
     }
 
 
@@ -192,15 +245,15 @@ METRICS = (
 )
 
 
-def _metric_shape(generator: torch.Generator) -> Shape:
-    metric = one_of(generator, *METRICS)
+def _metric_shape(draws: Draws) -> Shape:
+    metric = draws.one_of(*METRICS)
     return {
         "metric": metric,
-        "batch": one_of(generator, 128, 2048),
-        "tasks": one_of(generator, 1, 4),
-        "every": one_of(generator, 10, 50),
-        "window": one_of(generator, 20, 200),
-        "fused": one_of(generator, False, metric not in {"NDCG", "AUPRC", "AUC", *RANKED}),
+        "batch": draws.one_of(128, 2048, step=SESSIONS),
+        "tasks": draws.one_of(1, 4),
+        "every": draws.one_of(10, 50),
+        "window": draws.one_of(20, 200),
+        "fused": draws.one_of(False, metric not in {"NDCG", "AUPRC", "AUC", *RANKED}),
     }
 
 
@@ -251,11 +304,11 @@ def metric(library: Library, shape: Shape, device: torch.device) -> Step:
     return step
 
 
-def _vectors_shape(generator: torch.Generator) -> Shape:
+def _vectors_shape(draws: Draws) -> Shape:
     return {
-        "features": one_of(generator, 10, 40),
-        "batch": one_of(generator, 128, 2048),
-        "dim": one_of(generator, 16, 64),
+        "features": draws.one_of(10, 40),
+        "batch": draws.one_of(128, 2048),
+        "dim": draws.one_of(16, 64, step=4),
     }
 
 
@@ -331,6 +384,8 @@ def factorization(library: Library, shape: Shape, device: torch.device) -> Step:
 MODULES = {
     "MCHManagedCollisionModule": Case(_sorted_map_shape, sorted_map, equal=False),
     "HashZchManagedCollisionModule": Case(_map_shape, hash_map, equal=False),
+    "HashZchManagedCollisionModule, new ids": Case(_map_shape, hash_map_of_new_ids, equal=False),
+    "HashZchManagedCollisionModule, evaluation": Case(_map_shape, hash_map_lookup),
     "TensorPool": Case(pool_shape, tensor_pool),
     "KeyedJaggedTensorPool": Case(pool_shape, ids_pool),
     "metrics": Case(_metric_shape, metric),

@@ -17,10 +17,10 @@ from torch import distributed as dist
 from tessera.training.bench.model_steps import drifting, mapped, pruned
 from tessera.training.bench.module_steps import (
     Case,
+    Draws,
     Shape,
     Step,
     ids_pool,
-    one_of,
     pool_shape,
     tensor_pool,
 )
@@ -142,12 +142,12 @@ def _dense_optimizer(model: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(own, lr=LEARNING_RATE)
 
 
-def _shape(generator: torch.Generator) -> Shape:
+def _shape(draws: Draws) -> Shape:
     return {
-        "tables": one_of(generator, 4, 16),
-        "batch": one_of(generator, 64, 512),
-        "ids": one_of(generator, 2, 10),
-        "dim": one_of(generator, 16, 64),
+        "tables": draws.one_of(4, 16, step=2),
+        "batch": draws.one_of(64, 512),
+        "ids": draws.one_of(2, 10),
+        "dim": draws.one_of(16, 64, step=4),
     }
 
 
