@@ -58,6 +58,10 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     The id of each of ``k`` strings, int64: XXH64 with seed 0 of its bytes, which for text are UTF-8.
     ``bytes`` is uint8, ``offsets`` int32 or int64: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``.
     CPU only.
+``place_ids(identities [Z], ids [n], sizes [n], firsts [n], reserved, probes, last_hours [Z], hours [n], now, oldest)``
+    Gives new ids rows of a hash-based map: their rows ``[n]`` int64, -1 where there is none, and the rows ``[E]`` that
+    another id had before.  An id may come several times.  `tessera.training.modules.hash_places` says what the
+    arguments mean and changes.  No graph of a package calls it.  CPU only.
 ``exchange_rows(storage [bytes], rows [n], values [n, width], offset, stride)``
     The bytes of row ``r`` of a table, ``storage[offset + r * stride :][:width]``, change places with those of
     ``values``, uint8 both; ``rows`` is int64 or int32, strictly ascending.  No graph of a package may call it.  CPU only.

@@ -5,6 +5,7 @@ import torch
 
 from tessera.errors import UserError
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from tessera.training.modules import hash_places
 from tessera.training.modules.hash_mc_evictions import (
     HashZchEvictionConfig,
     HashZchEvictionModule,
@@ -63,6 +64,13 @@ def test_the_hash_is_the_published_one():
     assert [word % 2**64 for word in found] == [murmur(id_) for id_ in ids]
 
 
+@pytest.fixture(params=["as built", "without our operators"])
+def _operators(request, monkeypatch):
+    if request.param != "as built":
+        monkeypatch.setattr(hash_places, "_places_in_a_loop", lambda: False)
+
+
+@pytest.mark.usefixtures("_operators")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("reserved", [0, 30])
 @pytest.mark.parametrize("shape", [(24, 3, 5, 0), (40, 2, 128, 900)])
@@ -109,6 +117,7 @@ def test_refused_ids_are_told_from_all_others(device):
         assert found.tolist() == [value in values for value in asked]
 
 
+@pytest.mark.usefixtures("_operators")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ids_that_a_full_table_refused_get_rows_when_others_expire(clock, policy, device):
     module = zch(12, 2, policy, 1, device, max_probe=4)
@@ -131,6 +140,7 @@ def test_ids_that_a_full_table_refused_get_rows_when_others_expire(clock, policy
     assert bool(evicted) == bool(regained) == bool(policy)
 
 
+@pytest.mark.usefixtures("_operators")
 def test_many_new_ids_at_once_are_placed_one_after_another(device):
     module = zch(6000, 1, device=device, max_probe=8)
     reference = PlacesInAList([(0, 6000)], 8, lambda _: 0)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tessera.errors import UserError
 from tessera.training.modules import hash_places
@@ -30,6 +31,7 @@ from tessera.training.modules.hash_mc_evictions import (
 )
 from tessera.training.modules.hash_places import (
     NO_ID,
+    NO_ROW,
     Buckets,
     Refused,
     TrainInputMapper,
@@ -245,8 +247,9 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     def _rows(self, values: Tensor) -> Tensor:
         ids, buckets = self._where(values.long())
         if not (values_are_unknown(values) or torch.jit.is_tracing()):  # type: ignore[attr-defined, no-untyped-call] # torch leaves it untyped and unexported
-            rows, _ = hash_places.find_rows(self._hash_zch_identities, ids, buckets)
-            return rows + self._first_row
+            return self._of_whole_table(
+                hash_places.find_rows(self._hash_zch_identities, ids, buckets)
+            )
         self._sort_ids()
         places, known = find(self._sorted_ids, ids)
         known = known & (ids != NO_ID)
@@ -281,10 +284,11 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             if found.new is not None or refused is not None:
                 came = torch.where(found.known, hours, torch.iinfo(torch.int32).min)
             metadata[:, 0].scatter_reduce_(0, found.rows, came.to(metadata.dtype), "amax")
+        rows, evicted = found.rows, own.new_empty(0)
         if found.new is not None and found.new_count:
             new = torch.nonzero_static(found.new, size=found.new_count).squeeze(1)
-            chosen, chosen_hours = self._chosen(values, new, hours)
-            evicted = hash_places.place(
+            chosen, chosen_hours, which = self._chosen(values, new, hours)
+            placed = hash_places.place(
                 self._hash_zch_identities,
                 own[chosen],
                 buckets.of(chosen),
@@ -293,20 +297,21 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 now=now,
                 oldest=bool(get_kernel_from_policy(self._eviction_policy_name)),
             )
-            placed = hash_places.find_rows(
-                self._hash_zch_identities, own[chosen], buckets.of(chosen)
-            )[1]
+            evicted = placed.evicted
+            got = placed.rows
+            if which is not None:
+                got = functional.pad(got, (0, 1), value=NO_ROW).index_select(0, which)
+            rows = rows.index_copy(0, new, torch.where(got == NO_ROW, rows[new], got))
             if not 0 < self._opt_in_prob < 100:  # else each occurrence is a draw
-                refused = self._with_refused(refused, values[chosen][~placed])
-        else:
-            evicted = own.new_empty(0)
+                without = values[chosen][placed.rows == NO_ROW]
+                refused = self._with_refused(
+                    refused, without.unique() if which is None else without
+                )
         if self._eviction_module is not None:
             self._evicted.append(self._of_whole_table(evicted))
         self._refused, self._refused_state = refused, self._state_of_table(now)
-        if found.new_count:
-            return {}
         sizes = [given[name].numel() if name in given else 0 for name in names]
-        return dict(zip(names, torch.split(self._of_whole_table(found.rows), sizes), strict=True))
+        return dict(zip(names, torch.split(self._of_whole_table(rows), sizes), strict=True))
 
     def _state_of_table(self, now: int) -> tuple[int, ...]:
         """Tells whether the table was written, or an hour has passed."""
@@ -334,18 +339,27 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
 
     def _chosen(
         self, values: Tensor, new: Tensor, hours: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Find the place where each new id came first, in this order, ``[U]``; and the latest of its hours.
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Which new ids are to get rows.
 
         Args:
             values: ``[N]`` ids.
-            new: the places of those that are new, ascending.
+            new: ``[n]`` the places of those that are new, ascending.
             hours: ``[N]`` int32 or None.
+
+        Returns:
+            The places of ids that are to get rows, in the order in which they came; their hours; and for each of
+            ``new`` the number of its id among those, ``[n]``.  Where there are numbers, each id has one place, where it
+            came first, and its latest hour; the number of an id that is to get no row is how many are to get one.
+            Without numbers the places are ``new``.
         """
+        draw = 0 < self._opt_in_prob < 100  # for each occurrence
+        if not draw and hash_places.takes_repeated_ids(values.device):
+            return new, None if hours is None else hours[new], None
         ids, inverse = torch.unique(values[new], return_inverse=True)
         came = torch.full_like(ids, values.numel()).scatter_reduce_(0, inverse, new, "amin")
         order = came.argsort()
-        if 0 < self._opt_in_prob < 100:  # each occurrence is a draw
+        if draw:
             draws = torch.rand(new.numel(), device=new.device)
             least = torch.ones(ids.size(), device=ids.device)
             let_in = least.scatter_reduce_(0, inverse, draws, "amin") * 100 < self._opt_in_prob
@@ -353,7 +367,9 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if hours is not None:
             latest = hours.new_zeros(ids.size()).scatter_reduce_(0, inverse, hours[new], "amax")
             hours = latest[order]
-        return came[order], hours
+        numbers = torch.full_like(ids, order.numel())
+        numbers[order] = torch.arange(order.numel(), device=ids.device)
+        return came[order], hours, numbers.index_select(0, inverse)
 
     def evict(self) -> Tensor | None:
         """The rows that got another id since the last call, ``[E]`` ascending; None: there was no such call."""

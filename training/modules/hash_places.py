@@ -6,7 +6,8 @@ rows of its bucket that are given to ids; the last rows of a bucket may be reser
 
 Hash and probes are those of FBGEMM's ``zero_collision_hash``, so that tables of one program are read by the other.
 That operator finds ids on every device; it places new ones on GPUs only, and there in no fixed order.  `find_rows`
-uses it; `place` is ours, and gives on every device what a loop over the ids gives.
+uses it; `place` is ours, and gives on every device what a loop over the ids gives.  On CPUs it is that loop, where our
+operators are built.
 
 Shapes: ``Z`` rows here, ``N`` ids, ``U`` different new ids in the order in which they came, ``P`` probes.
 Source of the hash: MurmurHash3's 128-bit variant for 64-bit machines (Austin Appleby, public domain), of the
@@ -15,6 +16,7 @@ two words ``(id, 0)``; the two words of its result are joined by exclusive or.
 
 # Annotations are not postponed here: torch.fx hands them on to TorchScript, which needs types.
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -22,11 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
+from tessera.kernels import ops
+from tessera.kernels.libraries import LibraryError
 from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.hashing import fmix64, unsigned_remainder
 
 NO_ID = -1
 """Stands in the table where there is no id; as an id of a batch it never has a row of its own."""
+
+NO_ROW = -1
+"""Stands for the row of an id that got none."""
 
 _NEVER = torch.iinfo(torch.int64).max
 _WITHOUT = 2**32  # stands for one id of value `NO_ID` in a sum that has 1 for each new id
@@ -191,22 +198,44 @@ def shared_rows(ids: Tensor, buckets: Buckets) -> Tensor:
     return buckets.sizes - buckets.reserved + rows + buckets.firsts
 
 
-def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:
-    """Where ids stand, by FBGEMM's operator.
+def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> Tensor:
+    """The rows ``[N]`` where ids stand, by FBGEMM's operator; for an id that has none its shared one.
+
+    A device is waited for once.
 
     Args:
         identities: ``[Z, 1]`` int64.
         ids: ``[N]`` int64.
         buckets: of each.
 
-    Returns:
-        ``[N]`` rows, for an id that has none its shared one; and whether it has one of its own, ``[N]`` bool.
-
     Raises:
         UserError: FBGEMM is not installed or does not load.
     """
-    found = look_up(identities, ids, buckets)
-    return found.rows, found.known
+    if not ids.numel():
+        return ids
+    rows = _rows_of_operator(identities, ids, buckets)
+    without = ids == NO_ID
+    if bool(without.any()):  # the operator takes `NO_ID` for the id of an open row
+        rows = torch.where(without, shared_rows(ids, buckets), rows)
+    return rows
+
+
+def _rows_of_operator(identities: Tensor, ids: Tensor, buckets: Buckets) -> Tensor:
+    """As `find_rows`, but for ids `NO_ID`."""
+    load_sparse_operators()
+    reserved = buckets.reserved
+    rows: Tensor = torch.ops.fbgemm.zero_collision_hash(
+        input=ids,
+        identities=identities,
+        max_probe=buckets.probes,
+        circular_probe=True,
+        readonly=True,
+        local_sizes=buckets.sizes,
+        offsets=buckets.firsts,
+        opt_in_prob=100 if reserved else -1,
+        num_reserved_slots=reserved or -1,
+    )[0]
+    return rows
 
 
 class Refused:
@@ -270,19 +299,7 @@ def look_up(
     """
     if not ids.numel():
         return Found(ids, ids == NO_ID, None, 0)
-    load_sparse_operators()
-    reserved = buckets.reserved
-    rows, _ = torch.ops.fbgemm.zero_collision_hash(
-        input=ids,
-        identities=identities,
-        max_probe=buckets.probes,
-        circular_probe=True,
-        readonly=True,
-        local_sizes=buckets.sizes,
-        offsets=buckets.firsts,
-        opt_in_prob=100 if reserved else -1,
-        num_reserved_slots=reserved or -1,
-    )
+    rows = _rows_of_operator(identities, ids, buckets)
     without = ids == NO_ID
     known = identities[:, 0].index_select(0, rows) == ids
     settled = torch.gt(known, without)
@@ -300,6 +317,34 @@ def look_up(
     return Found(rows, known, new, counts % _WITHOUT)
 
 
+@dataclass(frozen=True)
+class Placed:
+    """What rows new ids got.
+
+    Attributes:
+        rows: ``[U]`` int64 of each id, or `NO_ROW`.
+        evicted: ``[E]`` int64, those that another id had before, in the order in which they were given away.
+    """
+
+    rows: Tensor
+    evicted: Tensor
+
+
+@functools.cache
+def _places_in_a_loop() -> bool:
+    """Whether the operator for CPUs is built."""
+    try:
+        ops.load()
+    except LibraryError:
+        return False
+    return hasattr(torch.ops.tessera, "place_ids")
+
+
+def takes_repeated_ids(device: torch.device) -> bool:
+    """Whether `place` on ``device`` may be given an id several times: each gets what the id gets, with its latest hour."""
+    return device.type == "cpu" and _places_in_a_loop()
+
+
 def place(
     identities: Tensor,
     ids: Tensor,
@@ -309,7 +354,7 @@ def place(
     hours: Tensor | None = None,
     now: int = 0,
     oldest: bool = False,
-) -> Tensor:
+) -> Placed:
     """Give new ids rows, one id after another: each takes the first open row among those where it looks.
 
     A row whose id has expired is as good as an open one; with ``oldest`` it is taken only if no row is open, and
@@ -317,17 +362,45 @@ def place(
 
     Args:
         identities: ``[Z, 1]`` int64, changed in place.
-        ids: ``[U]`` int64, different ones that are not in the table.
+        ids: ``[U]`` int64 that are not in the table, different ones but where `takes_repeated_ids`.
         buckets: of each.
         last_hours: ``[Z, 1]`` int32, changed in place: the hour in which each row's id expires; None: never.
         hours: ``[U]`` int32, the same of the new ids.
         now: the hour; an id has expired if its hour is before it.
         oldest: see above.
-
-    Returns:
-        ``[E]`` rows that another id had before, in the order in which they were given away.
     """
-    taken: list[Tensor] = []
+    if takes_repeated_ids(ids.device):
+        rows, evicted = torch.ops.tessera.place_ids(
+            identities,
+            ids.contiguous(),
+            buckets.sizes,
+            buckets.firsts,
+            buckets.reserved,
+            buckets.probes,
+            last_hours,
+            hours,
+            now,
+            oldest,
+        )
+        return Placed(rows, evicted)
+    return place_at_once(
+        identities, ids, buckets, last_hours=last_hours, hours=hours, now=now, oldest=oldest
+    )
+
+
+def place_at_once(
+    identities: Tensor,
+    ids: Tensor,
+    buckets: Buckets,
+    *,
+    last_hours: Tensor | None = None,
+    hours: Tensor | None = None,
+    now: int = 0,
+    oldest: bool = False,
+) -> Placed:
+    """`place` of different ids in operations of whole tensors, on every device."""
+    rows: list[Tensor] = []
+    evicted: list[Tensor] = []
     for chunk in torch.split(torch.arange(ids.numel(), device=ids.device), _CHUNK):
         places, outside = _places(ids[chunk], buckets.of(chunk))
         there = identities[:, 0][places]
@@ -341,12 +414,14 @@ def place(
             wishes = torch.where(expired, by_age if oldest else probe, wishes)
         won = _assigned(wishes, places)
         got = (won >= 0).nonzero().squeeze(1)
-        rows = won[got]
-        taken.append(rows[identities[rows, 0] != NO_ID])
-        identities[rows, 0] = ids[chunk][got]
+        given = won[got]
+        rows.append(won)
+        evicted.append(given[identities[given, 0] != NO_ID])
+        identities[given, 0] = ids[chunk][got]
         if last_hours is not None and hours is not None:
-            last_hours[rows, 0] = hours[chunk][got]
-    return torch.cat(taken) if taken else ids
+            last_hours[given, 0] = hours[chunk][got]
+    nothing = ids.new_empty(0)
+    return Placed(torch.cat([nothing, *rows]), torch.cat([nothing, *evicted]))
 
 
 def _places(ids: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:
@@ -358,7 +433,7 @@ def _places(ids: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:
 
 
 def _assigned(wishes: Tensor, places: Tensor) -> Tensor:
-    """One of its places for each of ``C`` ids, ``[C]``, or -1: what they get if they choose one after another.
+    """One of its places for each of ``C`` ids, ``[C]``, or `NO_ROW`: what they get if they choose one after another.
 
     All ask at once for the place that they want most, the earliest id of each place keeps it for now, and the
     others ask for the next on their lists.  Since every place prefers earlier ids, this ends with what a loop
@@ -370,11 +445,11 @@ def _assigned(wishes: Tensor, places: Tensor) -> Tensor:
     """
     best = wishes.argmin(1)
     asking = torch.arange(len(wishes), device=wishes.device)
-    rows = torch.full_like(best, -1)
+    rows = torch.full_like(best, NO_ROW)
     while asking.numel():
         choice = best[asking]
         wanted = wishes[asking, choice] != _NEVER
-        rows[asking] = torch.where(wanted, places[asking, choice], -1)
+        rows[asking] = torch.where(wanted, places[asking, choice], NO_ROW)
         having = (rows >= 0).nonzero().squeeze(1)
         sorted_rows, order = rows[having].sort(stable=True)
         asking = having[order[1:][sorted_rows[1:] == sorted_rows[:-1]]]

@@ -1,0 +1,206 @@
+// Rows for new ids of a hash-based map on the CPU: a loop over the ids.  The same in operations of
+// whole tensors, for GPUs, and what the arguments mean are in training/modules/hash_places.py.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kNoId = -1;
+constexpr int64_t kNoRow = -1;
+
+uint64_t rotated(uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
+
+uint64_t mixed(uint64_t word) {
+  word = (word ^ word >> 33) * 0xFF51AFD7ED558CCD;
+  word = (word ^ word >> 33) * 0xC4CEB9FE1A85EC53;
+  return word ^ word >> 33;
+}
+
+// MurmurHash3's 128-bit variant for 64-bit machines (Austin Appleby, public domain) of the words
+// (id, 0); its two words are joined by exclusive or.
+uint64_t hash_of(int64_t id) {
+  uint64_t word = rotated(static_cast<uint64_t>(id) * 0x87C37B91114253D5, 31) * 0x4CF5AD432745937F;
+  uint64_t first = rotated(word, 27) * 5 + 0x52DCE729;
+  uint64_t second = (first * 5 + 0x38495AB5) ^ 16;
+  first = (first ^ 16) + second;
+  second = mixed(second + first);
+  first = mixed(first) + second;
+  return first ^ (second + first);
+}
+
+void check_vector(const Tensor& tensor, const char* name, at::ScalarType type, int64_t size) {
+  TORCH_CHECK(tensor.scalar_type() == type && tensor.numel() == size && tensor.is_contiguous() &&
+                  tensor.device().is_cpu(),
+              name, ": ", size, " contiguous values of ", type, " are needed on the CPU, got ",
+              tensor.sizes(), " ", tensor.scalar_type(), " on ", tensor.device());
+}
+
+// The rows where an id may be: `count` from `first` on, and around, of which it looks at `probes`
+// from `begin` on.
+struct Bucket {
+  int64_t first;
+  int64_t count;
+  int64_t begin;
+  int64_t probes;
+
+  int64_t row(int64_t probe) const {
+    const int64_t place = begin + probe;
+    return first + (place < count ? place : place - count);
+  }
+};
+
+// The different ids of a call, in the order in which they came first.
+class Ids {
+ public:
+  Ids(const int64_t* ids, const int64_t* firsts, int64_t count)
+      : ids_(ids), firsts_(firsts), numbers_(static_cast<size_t>(count)) {
+    size_t slots = 16;
+    while (slots < 2 * static_cast<size_t>(count)) slots *= 2;
+    slots_.assign(slots, kNoRow);
+    hashes_.reserve(static_cast<size_t>(count));
+    came_.reserve(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) numbers_[static_cast<size_t>(i)] = number(i);
+  }
+
+  // The number of each id of the call.  Ids of two buckets are different.
+  const std::vector<int64_t>& numbers() const { return numbers_; }
+  // By number: the place in the call where it came first, and its hash.
+  const std::vector<int64_t>& came() const { return came_; }
+  const std::vector<uint64_t>& hashes() const { return hashes_; }
+
+ private:
+  int64_t number(int64_t i) {
+    const uint64_t hash = hash_of(ids_[i]);
+    const size_t mask = slots_.size() - 1;
+    size_t slot = static_cast<size_t>(hash) & mask;
+    while (slots_[slot] != kNoRow) {
+      const auto found = static_cast<size_t>(slots_[slot]);
+      const int64_t other = came_[found];
+      if (ids_[other] == ids_[i] && firsts_[other] == firsts_[i]) return slots_[slot];
+      slot = (slot + 1) & mask;
+    }
+    slots_[slot] = static_cast<int64_t>(came_.size());
+    came_.push_back(i);
+    hashes_.push_back(hash);
+    return slots_[slot];
+  }
+
+  const int64_t* ids_;
+  const int64_t* firsts_;
+  std::vector<int64_t> numbers_;
+  std::vector<int64_t> slots_;
+  std::vector<int64_t> came_;
+  std::vector<uint64_t> hashes_;
+};
+
+struct Table {
+  int64_t* identities;
+  int32_t* last_hours;  // nullptr: no id expires
+  int64_t now;
+  bool oldest;
+
+  // The row that a new id with this hour gets, or `kNoRow`.
+  int64_t row_for(const Bucket& bucket, int32_t hour, int64_t probes) const {
+    int64_t best = std::numeric_limits<int64_t>::max();
+    int64_t chosen = kNoRow;
+    for (int64_t probe = 0; probe < bucket.probes; ++probe) {
+      const int64_t row = bucket.row(probe);
+      int64_t wish = probe;
+      const bool open = identities[row] == kNoId;
+      if (!open) {
+        if (last_hours == nullptr) continue;
+        const int64_t before = last_hours[row];
+        if (before >= now || before >= hour) continue;
+        if (oldest) wish = (before + 1) * probes + probe;  // after every open row
+      }
+      if (wish < best) {
+        best = wish;
+        chosen = row;
+      }
+      if (open || !oldest) break;
+    }
+    return chosen;
+  }
+};
+
+std::tuple<Tensor, Tensor> place_ids(const Tensor& identities, const Tensor& ids,
+                                     const Tensor& sizes, const Tensor& firsts, int64_t reserved,
+                                     int64_t probes, const std::optional<Tensor>& last_hours,
+                                     const std::optional<Tensor>& hours, int64_t now, bool oldest) {
+  const int64_t rows = identities.numel();
+  const int64_t count = ids.numel();
+  check_vector(identities, "identities", at::kLong, rows);
+  check_vector(ids, "ids", at::kLong, count);
+  check_vector(sizes, "sizes", at::kLong, count);
+  check_vector(firsts, "firsts", at::kLong, count);
+  TORCH_CHECK(probes >= 1, "probes: at least 1 is needed, got ", probes);
+  TORCH_CHECK(reserved >= 0, "reserved: at least 0 is needed, got ", reserved);
+  TORCH_CHECK(last_hours.has_value() == hours.has_value(),
+              "last_hours and hours: both or neither are needed");
+  const int32_t* of_ids = nullptr;
+  Table table{identities.mutable_data_ptr<int64_t>(), nullptr, now, oldest};
+  if (hours.has_value()) {
+    check_vector(*last_hours, "last_hours", at::kInt, rows);
+    check_vector(*hours, "hours", at::kInt, count);
+    table.last_hours = last_hours->mutable_data_ptr<int32_t>();
+    of_ids = hours->const_data_ptr<int32_t>();
+  }
+  const int64_t* const id = ids.const_data_ptr<int64_t>();
+  const int64_t* const size = sizes.const_data_ptr<int64_t>();
+  const int64_t* const first = firsts.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    TORCH_CHECK(size[i] > reserved && first[i] >= 0 && size[i] <= rows - first[i],
+                "sizes and firsts: entry ", i, " has ", size[i], " rows from ", first[i], " on, ",
+                reserved, " of them reserved; the table has ", rows);
+  }
+  const Ids different(id, first, count);
+  const auto unique = different.came().size();
+  std::vector<int32_t> latest;
+  if (of_ids != nullptr) {
+    latest.assign(unique, std::numeric_limits<int32_t>::min());
+    for (int64_t i = 0; i < count; ++i) {
+      auto& hour = latest[static_cast<size_t>(different.numbers()[static_cast<size_t>(i)])];
+      hour = std::max(hour, of_ids[i]);
+    }
+  }
+  std::vector<int64_t> given(unique);
+  std::vector<int64_t> taken;
+  for (size_t number = 0; number < unique; ++number) {
+    const int64_t place = different.came()[number];
+    const int64_t open = size[place] - reserved;
+    const auto begin =
+        static_cast<int64_t>(different.hashes()[number] % static_cast<uint64_t>(open));
+    const Bucket bucket{first[place], open, begin, std::min(probes, open)};
+    const int32_t hour = of_ids == nullptr ? 0 : latest[number];
+    const int64_t row = table.row_for(bucket, hour, probes);
+    given[number] = row;
+    if (row == kNoRow) continue;
+    if (table.identities[row] != kNoId) taken.push_back(row);
+    table.identities[row] = id[place];
+    if (table.last_hours != nullptr) table.last_hours[row] = hour;
+  }
+  Tensor found = at::empty({count}, ids.options());
+  int64_t* const out = found.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = given[static_cast<size_t>(different.numbers()[static_cast<size_t>(i)])];
+  }
+  Tensor evicted = at::empty({static_cast<int64_t>(taken.size())}, ids.options());
+  std::copy(taken.begin(), taken.end(), evicted.mutable_data_ptr<int64_t>());
+  return {found, evicted};
+}
+
+}  // namespace
+}  // namespace tessera
+
+TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("place_ids", tessera::place_ids); }

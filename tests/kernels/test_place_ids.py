@@ -1,0 +1,97 @@
+"""Rows of new ids in a loop, held against the same in operations of whole tensors."""
+
+import pytest
+import torch
+
+from tessera.training.modules.hash_places import NO_ID, Buckets, place, place_at_once
+
+ROWS, BUCKETS, NOW = 60, 3, 50
+
+
+def call(ids, *, reserved=0, probes=7, timed=False, seed=0):
+    """A table that is half full, with hours around that of now, and the arguments of ids in its buckets."""
+    generator = torch.Generator().manual_seed(seed)
+    identities = torch.arange(1000, 1000 + ROWS)
+    identities[torch.rand(ROWS, generator=generator) < 0.5] = NO_ID
+    hours = torch.randint(NOW - 5, NOW + 5, (ROWS,), generator=generator, dtype=torch.int32)
+    sizes = torch.full_like(ids, ROWS // BUCKETS)
+    buckets = Buckets(sizes, ids % BUCKETS * sizes, reserved, probes)
+    of_ids = torch.randint(NOW, NOW + 3, ids.shape, generator=generator, dtype=torch.int32)
+    timing = {"last_hours": hours[:, None], "hours": of_ids, "now": NOW} if timed else {}
+    return identities[:, None], buckets, timing
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("reserved", [0, 4])
+@pytest.mark.parametrize("probes", [1, 5, 128])
+@pytest.mark.parametrize("policy", ["none", "first", "oldest"])
+def test_a_loop_and_whole_tensors_give_the_same(policy, probes, reserved, seed):
+    ids = torch.randperm(500, generator=torch.Generator().manual_seed(seed))[:40] - 100
+    ids = ids[ids != NO_ID]
+    found = []
+    for way in (place, place_at_once):
+        shape = {"reserved": reserved, "probes": probes, "timed": policy != "none", "seed": seed}
+        table, buckets, timing = call(ids, **shape)
+        placed = way(table, ids, buckets, **timing, oldest=policy == "oldest")
+        found.append((placed.rows, placed.evicted, table, timing.get("last_hours", table)))
+    for loop, at_once in zip(*found, strict=True):
+        assert torch.equal(loop, at_once)
+    assert (found[0][0] >= 0).any()
+    assert (found[0][1].numel() > 0) == (policy != "none")
+
+
+def test_an_id_that_comes_again_has_its_row_and_its_latest_hour():
+    ids = torch.tensor([5, 8, 5, 11, 5, 8])
+    table, buckets, timing = call(ids, timed=True)
+    timing["hours"] = torch.tensor([51, 52, 59, 53, 54, 50], dtype=torch.int32)
+    rows = place(table, ids, buckets, **timing).rows
+    first = torch.tensor([0, 1, 3])
+    alone_table, alone_buckets, alone = call(ids[first], timed=True)
+    alone["hours"] = torch.tensor([59, 52, 53], dtype=torch.int32)
+    expected = place_at_once(alone_table, ids[first], alone_buckets, **alone).rows
+    assert rows.tolist() == expected[[0, 1, 0, 2, 0, 1]].tolist()
+    assert torch.equal(table, alone_table)
+    assert torch.equal(timing["last_hours"], alone["last_hours"])
+
+
+def test_an_id_of_another_bucket_is_another_id():
+    table, ids = torch.full((8, 1), NO_ID), torch.tensor([7, 7])
+    sizes, firsts = torch.tensor([4, 4]), torch.tensor([0, 4])
+    rows = place(table, ids, Buckets(sizes, firsts, 0, 4)).rows
+    assert rows[1] == rows[0] + 4
+    assert (table == 7).sum() == 2
+
+
+def test_no_ids_change_nothing():
+    table, buckets, _ = call(torch.arange(0))
+    before = table.clone()
+    assert place(table, torch.arange(0), buckets).rows.tolist() == []
+    assert torch.equal(table, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sizes": torch.tensor([4, 9])}, "entry 1 has 9 rows from 0 on"),
+        ({"firsts": torch.tensor([0, -1])}, "entry 1 has 4 rows from -1 on"),
+        ({"firsts": torch.tensor([5, 0])}, "entry 0 has 4 rows from 5 on"),
+        ({"firsts": torch.tensor([0])}, "firsts: 2 contiguous values"),
+        ({"reserved": 4}, "4 of them reserved"),
+        ({"reserved": -1}, "reserved: at least 0"),
+        ({"probes": 0}, "probes: at least 1"),
+        ({"last_hours": torch.zeros(8, 1, dtype=torch.int32)}, "both or neither"),
+        ({"hours": torch.zeros(2), "last_hours": torch.zeros(8, 1)}, "last_hours: 8 contiguous"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(change, said):
+    given = {
+        "identities": torch.full((8, 1), NO_ID),
+        "ids": torch.tensor([7, 9]),
+        "sizes": torch.tensor([4, 4]),
+        "firsts": torch.tensor([0, 0]),
+        "reserved": 0,
+        "probes": 4,
+    }
+    with pytest.raises(RuntimeError, match=said):
+        torch.ops.tessera.place_ids(**{**given, **change})
+    assert (given["identities"] == NO_ID).all()
