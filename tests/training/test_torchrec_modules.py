@@ -19,6 +19,7 @@ from tessera.training import (
 from tessera.training.fx import symbolic_trace
 from tessera.training.models.deepfm import SimpleDeepFMNN
 from tessera.training.models.dlrm import DLRM, DLRM_Projection, DLRMWrapper
+from tessera.training.modules import deepfm
 from tessera.training.modules.activation import SwishLayerNorm
 from tessera.training.modules.crossnet import CrossNet, LowRankMixtureCrossNet, VectorCrossNet
 from tessera.training.modules.deepfm import DeepFM, FactorizationMachine
@@ -141,6 +142,42 @@ def test_the_machine_takes_all_pairs_of_numbers(device):
     same_gradients(found, expected, vectors)
     linear = nn.Linear(8, 2, device=device)
     assert torch.equal(DeepFM(linear)(vectors), linear(flat))
+
+
+def test_the_machines_own_gradient_has_the_bits_of_autograds(device, monkeypatch):
+    monkeypatch.setattr(deepfm, "_MANY", 1)
+    machine = FactorizationMachine()
+    vectors = [torch.randn(5, 7, device=device, requires_grad=True) for _ in range(3)]
+    weights = torch.randn(5, 1, device=device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deepfm._PairSums, "serves", lambda _: False)
+        plain = machine(vectors)
+        expected = torch.autograd.grad(plain, vectors, weights, create_graph=True)
+    found = machine(vectors)
+    assert torch.equal(found, plain)
+    own = torch.autograd.grad(found, vectors, weights, create_graph=True)
+    for each, other in zip(own, expected, strict=True):
+        assert torch.equal(each, other)
+    twice = [
+        torch.autograd.grad(sum(g.square().sum() for g in of), vectors) for of in (own, expected)
+    ]
+    torch.testing.assert_close(*twice)
+    narrow = [vector.detach().bfloat16().requires_grad_() for vector in vectors]
+    with torch.autocast(device.type, torch.bfloat16):
+        machine(narrow).sum().backward()
+    assert narrow[0].grad.dtype == torch.bfloat16
+
+
+def test_the_machine_is_scripted_and_traced(monkeypatch):
+    monkeypatch.setattr(deepfm, "_MANY", 1)
+    given, machine = [torch.randn(3, N).requires_grad_()], FactorizationMachine()
+    expected = machine(given)
+    assert type(expected.grad_fn).__name__ == "_PairSumsBackward"
+    assert torch.equal(torch.jit.script(machine)(given), expected)
+    assert torch.equal(symbolic_trace(machine)(given), expected)
+    assert torch.equal(torch.func.vmap(machine)([given[0][None]])[0], expected)
+    with torch.no_grad():
+        assert torch.equal(machine(given), expected)
 
 
 def collection(*dims, device=None):

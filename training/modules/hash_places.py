@@ -89,6 +89,12 @@ class TrainInputMapper(nn.Module):
         self._input_hash_size, self._buckets = input_hash_size, total_num_buckets
         self._divides = inference_dispatch_div_train_world_size
         self._sizes, self._firsts = size_per_rank.tolist(), train_rank_offsets.tolist()
+        size = self._sizes[0] if self._sizes else 0
+        even = [size * bucket for bucket in range(len(self._sizes))]
+        is_even = self._sizes == [size] * len(even) and self._firsts == even
+        self._even_size = (
+            size if is_even else None
+        )  # of every bucket, where each begins at the end of another
         self.register_buffer("_zch_size_per_training_rank", size_per_rank, persistent=False)
         self.register_buffer("_train_rank_offsets", train_rank_offsets, persistent=False)
         self._zch_size_per_training_rank: Tensor
@@ -126,10 +132,14 @@ class TrainInputMapper(nn.Module):
             values = torch.remainder(values, self._range())
         elif self._divides:
             values = torch.div(values, self._buckets, rounding_mode="floor")
-        firsts = self._train_rank_offsets.index_select(0, bucket)
+        if self._even_size is None:
+            sizes = self._zch_size_per_training_rank.index_select(0, bucket)
+            firsts = self._train_rank_offsets.index_select(0, bucket)
+        else:
+            sizes, firsts = torch.full_like(bucket, self._even_size), bucket * self._even_size
         if output_offset is not None:
             firsts = firsts - output_offset
-        return values, self._zch_size_per_training_rank.index_select(0, bucket), firsts
+        return values, sizes, firsts
 
 
 def even_bounds(rows: int, buckets: int, of: str) -> list[int]:
