@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.sparse.checks import is_traced
+from tessera.training.sparse.script_types import is_scripting
 
 _MANY = 2**19  # of fewer numbers the calls of a function of our own take longer than what they save
 
@@ -53,7 +54,8 @@ class _PairSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (numbers,), (grad,) = ctx.saved_tensors, grads
-        return grad * numbers.sum(dim=1, keepdim=True) - grad * numbers
+        found: Tensor = grad * numbers.sum(dim=1, keepdim=True) - grad * numbers
+        return found
 
     @staticmethod
     def of(numbers: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ class FactorizationMachine(nn.Module):
     def forward(self, embeddings: list[Tensor]) -> Tensor:
         """Tensors ``[B, vectors, columns]`` or ``[B, columns]`` to ``[B, 1]``."""
         numbers = _side_by_side(embeddings)
-        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript leaves out the inner one alone
+        if not is_scripting():  # noqa: SIM102 - TorchScript leaves out the inner one alone
             if _PairSums.serves(numbers):
                 return _PairSums.of(numbers)
         return _pair_sums(numbers)

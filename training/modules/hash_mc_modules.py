@@ -263,7 +263,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
 
     @torch.no_grad()
     def _learn(self, features: Features) -> dict[str, Tensor]:
-        """Give new ids rows, and note when ids came; the rows of all ids by feature if no id is new, else nothing."""
+        """Give new ids rows, and note when ids came; the rows of all ids by feature."""
         given = {name: bag.values().long().reshape(-1) for name, bag in features.items()}
         hours, now = None, 0
         if not given:
@@ -287,31 +287,54 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         rows, evicted = found.rows, own.new_empty(0)
         if found.new is not None and found.new_count:
             new = torch.nonzero_static(found.new, size=found.new_count).squeeze(1)
-            chosen, chosen_hours, which = self._chosen(values, new, hours)
-            placed = hash_places.place(
-                self._hash_zch_identities,
-                own[chosen],
-                buckets.of(chosen),
-                last_hours=metadata,
-                hours=chosen_hours,
-                now=now,
-                oldest=bool(get_kernel_from_policy(self._eviction_policy_name)),
-            )
-            evicted = placed.evicted
-            got = placed.rows
-            if which is not None:
-                got = functional.pad(got, (0, 1), value=NO_ROW).index_select(0, which)
+            got, evicted, without = self._place(values, own, buckets, new, hours, now)
             rows = rows.index_copy(0, new, torch.where(got == NO_ROW, rows[new], got))
             if not 0 < self._opt_in_prob < 100:  # else each occurrence is a draw
-                without = values[chosen][placed.rows == NO_ROW]
-                refused = self._with_refused(
-                    refused, without.unique() if which is None else without
-                )
+                refused = self._with_refused(refused, without)
         if self._eviction_module is not None:
             self._evicted.append(self._of_whole_table(evicted))
         self._refused, self._refused_state = refused, self._state_of_table(now)
         sizes = [given[name].numel() if name in given else 0 for name in names]
         return dict(zip(names, torch.split(self._of_whole_table(rows), sizes), strict=True))
+
+    def _place(  # noqa: PLR0917 - what `_learn` knows of the batch
+        self,
+        values: Tensor,
+        own: Tensor,
+        buckets: Buckets,
+        new: Tensor,
+        hours: Tensor | None,
+        now: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Give new ids rows.
+
+        Args:
+            values: ``[N]`` ids as they were given.
+            own: ``[N]`` the same as they stand in the table.
+            buckets: of each.
+            new: ``[n]`` the places of those that are new, ascending.
+            hours: ``[N]`` int32 or None.
+            now: the hour.
+
+        Returns:
+            The row of each of ``new``, or `NO_ROW`, ``[n]``; the rows that another id had before; and the values for
+            which there was no row, each once.
+        """
+        chosen, chosen_hours, which = self._chosen(values, new, hours)
+        placed = hash_places.place(
+            self._hash_zch_identities,
+            own[chosen],
+            buckets.of(chosen),
+            last_hours=self._hash_zch_metadata,
+            hours=chosen_hours,
+            now=now,
+            oldest=bool(get_kernel_from_policy(self._eviction_policy_name)),
+        )
+        without = values[chosen][placed.rows == NO_ROW]
+        if which is None:
+            return placed.rows, placed.evicted, torch.unique(without)
+        got = functional.pad(placed.rows, (0, 1), value=NO_ROW).index_select(0, which)
+        return got, placed.evicted, without
 
     def _state_of_table(self, now: int) -> tuple[int, ...]:
         """Tells whether the table was written, or an hour has passed."""
