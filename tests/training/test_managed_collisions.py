@@ -20,7 +20,7 @@ from tessera.training.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
-from tessera.training.modules.mc_exchange import exchanged, exchanged_by_sort
+from tessera.training.modules.mc_exchange import exchanged_by_parts, exchanged_by_sort
 from tessera.training.modules.mc_history import merge, sort_with
 from tessera.training.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
@@ -197,10 +197,32 @@ def test_rows_change_hands_alike_by_a_sort_of_all_and_by_parts(dtype):
         sizes = torch.randint(1, 30, (2,), generator=generator).tolist()
         spread = 2 + trial % 40
         scores = [torch.randint(spread, (n,), generator=generator).to(dtype) for n in sizes]
-        by_parts, by_sort = exchanged(*scores), exchanged_by_sort(*scores)
+        by_parts, by_sort = exchanged_by_parts(*scores), exchanged_by_sort(*scores)
         assert [part.tolist() for part in by_parts] == [part.tolist() for part in by_sort]
         moves += len(by_parts[0])
     assert moves > 200
+
+
+@pytest.mark.parametrize(
+    "policy", [LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy]
+)
+def test_small_maps_that_are_sorted_and_large_ones_that_are_merged_are_alike(policy, monkeypatch):
+    generator = torch.Generator().manual_seed(8)
+    batches = [(torch.rand(40, generator=generator) ** 2 * 90).long() for _ in range(30)]
+
+    def rows_and_state():
+        module = MCHManagedCollisionModule(
+            zch_size=20, device=torch.device("cpu"), eviction_policy=policy(), eviction_interval=2
+        )
+        lengths = torch.ones(40, dtype=torch.int32)
+        rows = [module({"f": JaggedTensor(ids, lengths=lengths)})["f"].values() for ids in batches]
+        return [*rows, *module.state_dict().values()]
+
+    small = rows_and_state()
+    for limit in ("mc_exchange._FEW_SCORES", "mc_history._FEW_IDS"):
+        monkeypatch.setattr(f"tessera.training.modules.{limit}", 0)
+    for own, expected in zip(rows_and_state(), small, strict=True):
+        assert own.tolist() == expected.tolist()
 
 
 def test_thresholds():

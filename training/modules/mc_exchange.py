@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_FEW_SCORES = 1500  # a CPU sorts so many in the time of the operations that part them
+
 
 def exchanged(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
     """Which of ``K`` that have a place give it up to which of ``N`` that have none.
@@ -20,8 +22,10 @@ def exchanged(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
     if K == 0 or N == 0:
         nothing = torch.empty(0, dtype=torch.int64, device=scores_K.device)
         return nothing, nothing
-    by_device = _exchanged_by_parts if scores_K.device.type == "cpu" else exchanged_by_sort
-    return by_device(scores_K, scores_N)
+    parts = scores_K.device.type == "cpu" and K + N > _FEW_SCORES
+    return (
+        exchanged_by_parts(scores_K, scores_N) if parts else exchanged_by_sort(scores_K, scores_N)
+    )
 
 
 def exchanged_by_sort(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +38,7 @@ def exchanged_by_sort(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tenso
     return places_E, chosen_E - K
 
 
-def _exchanged_by_parts(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
+def exchanged_by_parts(scores_K: Tensor, scores_N: Tensor) -> tuple[Tensor, Tensor]:
     """`exchanged` of at least one each on the CPU, where a sort of all takes longer than parting them."""
     N = scores_N.numel()
     # As many as there are new ones go.  Whatever scores below the last of them goes, too; of those that score

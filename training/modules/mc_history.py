@@ -94,6 +94,9 @@ def _counts(places: Tensor, size: int) -> Tensor:
     return places.new_zeros(size).scatter_add_(0, places, torch.ones_like(places))
 
 
+_FEW_IDS = 4096  # a CPU sorts so many in the time of a merge's operations
+
+
 def replace_ids(
     sorted_ids: Tensor, others: Sequence[Tensor], replaced: Tensor, found: Coalesced, chosen: Tensor
 ) -> None:
@@ -106,7 +109,7 @@ def replace_ids(
         found: has the new ids.
         chosen: ``[E]`` which of them stand there instead, each once.
     """
-    if sorted_ids.device.type == "cpu":
+    if sorted_ids.device.type == "cpu" and sorted_ids.numel() > _FEW_IDS:
         place_of_new = torch.full_like(found.new_ids, -1).index_copy_(0, chosen, replaced)
         ascending = (place_of_new >= 0).nonzero().squeeze(1)
         merge(
