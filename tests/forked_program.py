@@ -273,7 +273,6 @@ def _main(descriptor):
     gc.collect()
     gc.freeze()
     _fork_as_asked(socket.socket(fileno=int(descriptor)))
-    gc.unfreeze()
     runpy.run_module("tessera", run_name="__main__", alter_sys=True)
 
 
