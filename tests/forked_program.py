@@ -3,9 +3,9 @@
 Importing torch takes a program three seconds of a CPU and more, longer than what most tests look at.  What
 `start` and `run` give is a process of its own, with its own memory, arguments, environment and files, that runs
 ``tessera``'s main program to its end, whatever that is; all that it has not done itself is to load the libraries
-and compile the sources.  A program whose environment differs from the first one's is started anew, as libraries
-read the environment when they are loaded; so is, by ``subprocess``, what tests of a program's first
-instructions look at.
+and compile the sources.  As libraries read the environment when they are loaded, there is such a process for each
+environment, from the second program on that has it; the first is started anew, but for the very first
+environment's.  What a program does from its first instruction on is for tests that start it by ``subprocess``.
 """
 
 import atexit
@@ -107,7 +107,6 @@ class _Source:
     """The process that programs are forked from, and the thread that hears of their ends."""
 
     def __init__(self, environment):
-        self.environment = _compared(environment)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = subprocess.Popen(  # it ends when the socket is closed
             [sys.executable, "-m", __name__, str(theirs.fileno())],
@@ -153,13 +152,14 @@ class _Source:
             self._changed.notify_all()
 
 
-_sources = []
+_sources = {}
+_seen = set()
 _one_at_a_time = threading.Lock()
 
 
 @atexit.register
 def _stop():
-    for source in _sources:
+    for source in _sources.values():
         source.process.kill()
         source.process.wait()
 
@@ -180,11 +180,13 @@ def start(arguments, *, environment=None, stdout=None, stderr=None):
     """
     environment = usual_environment() if environment is None else environment
     arguments = [str(argument) for argument in arguments]
+    compared = frozenset(_compared(environment).items())
     with _one_at_a_time:
-        if not _sources or _sources[-1].gone:
-            _sources.append(_Source(environment))
-        source = _sources[-1]
-    if _compared(environment) != source.environment:
+        source = _sources.get(compared)
+        if (source is None and (not _sources or compared in _seen)) or (source and source.gone):
+            source = _sources[compared] = _Source(environment)
+        _seen.add(compared)
+    if source is None:
         return subprocess.Popen(
             [sys.executable, "-m", "tessera", *arguments],
             stdout=stdout,
