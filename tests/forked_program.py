@@ -138,9 +138,18 @@ class _Source:
                 raise RuntimeError("the process that programs are forked from does not answer")
             return self._pids.pop(number)
 
+    def stop(self):
+        """End it, and with it the programs that still run."""
+        self.process.kill()
+        self.process.wait()
+
+    def _told(self):
+        with contextlib.suppress(ConnectionResetError):
+            while message := self._socket.recv(_MESSAGE_BYTES):
+                yield json.loads(message)
+
     def _listen(self):
-        while message := self._socket.recv(_MESSAGE_BYTES):
-            told = json.loads(message)
+        for told in self._told():
             with self._changed:
                 if "pid" in told:
                     self._pids[told["number"]] = told["pid"]
@@ -149,6 +158,9 @@ class _Source:
                     self._programs[told["number"]].end(told["status"])
         with self._changed:
             self.gone = True
+            for program in self._programs:
+                if program.poll() is None:
+                    program.end(-signal.SIGKILL)
             self._changed.notify_all()
 
 
@@ -160,8 +172,7 @@ _one_at_a_time = threading.Lock()
 @atexit.register
 def _stop():
     for source in _sources.values():
-        source.process.kill()
-        source.process.wait()
+        source.stop()
 
 
 def usual_environment():
