@@ -17,7 +17,7 @@ FBGEMM_OF_2.14 := 1.9.0
 TORCH_RELEASE := $(word 1,$(subst ., ,$(TORCH_VERSION))).$(word 2,$(subst ., ,$(TORCH_VERSION)))
 FBGEMM_VERSION ?= $(or $(FBGEMM_OF_$(TORCH_RELEASE)),$(error TORCH_VERSION=$(TORCH_VERSION) has no fbgemm-gpu that was made for it; take 2.11 to 2.14))
 PYTEST_ARGS ?=
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 ROUNDS ?= 5
 SEED ?=
 
@@ -79,12 +79,14 @@ demo: install build-kernels  ## the whole way on generated data: train, package,
 demo-online: install build-kernels  ## a truth that drifts, a trainer that publishes, a server that follows: AUC on fresh rows
 	@$(BIN)/python examples/online.py --dir .demo-online
 
-# Two processes, as most tests use less than a core; all tests of a file go to one, with the file's fixtures, and
-# tests/slow_files.py says which file comes first.  Threads that wait for work leave the cores to other processes.
-# Tests start hundreds of programs, which read the sources compiled even where Python is told not to write that.
+# Three processes keep two cores busy, as a test waits for a third of its time; all tests of a file go to one, with the
+# file's fixtures, and tests/slow_files.py says which file comes first.  Threads that wait for work leave the cores to
+# other processes.  Tests start hundreds of programs, and each process collects all tests: both read the sources
+# compiled, which the second run of pytest does, too, even where Python is told elsewhere not to write that.
 test: export OMP_WAIT_POLICY := passive
+test: export PYTHONDONTWRITEBYTECODE :=
 test: install-dev build  ## every test that can run on this machine
-	$(BIN)/python -m compileall -q tessera tessera/training tessera/serving tessera/kernels
+	$(BIN)/python -m compileall -q tessera tessera/training tessera/serving tessera/kernels tests
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Installing does it, too; this is for the commits after that.

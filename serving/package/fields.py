@@ -130,7 +130,7 @@ def decode(kind: Any, data: Any, where: str, version: int) -> Any:
         found = _text(_expect(data, str, where), where)
     elif kind is bool:
         found = _expect(data, bool, where)
-    elif kind in _PLAIN:
+    elif kind is int or kind is float:  # hashing what `typing` makes takes longer than the rest
         found = _decode_bounded(kind, Between(*next(iter(_PLAIN[kind].values()))), data, where)
     elif origin is None:
         found = _decode_fields(kind, data, where, version)
@@ -160,10 +160,15 @@ def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
+@functools.cache
+def _field_names(kind: Any, version: int) -> tuple[str, ...]:
+    return tuple(one.name for one in fields_of(kind, version))
+
+
 def _decode_fields(kind: Any, data: Any, where: str, version: int) -> Any:
     entries = _expect(data, dict, where)
     hints = _hints(kind)
-    names = [one.name for one in fields_of(kind, version)]
+    names = _field_names(kind, version)
     for name in names:
         if name not in entries:
             raise ValueError(f"{where}: missing key {_quoted(name)}")

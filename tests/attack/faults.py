@@ -48,16 +48,12 @@ from tests.attack.attacking import ROOT, start_floods
 from tests.attack.attacking import Server as Address
 from tests.attack.watching import footprint, scores
 from tests.attack.wire import GREETING, data, message, open_call
-from tests.conformance.conformance_harness import CPP_PROGRAM
+from tests.conformance.conformance_harness import commands, start_server
 from tests.package_factory import make_package
 
 REQUESTS = 100
 TIMEOUT_S = calling.TIMEOUT_S
 BROKEN = "BROKEN"
-PROGRAMS = {
-    "python": [sys.executable, "-m", "tessera", "serve"],
-    "cpp": [str(CPP_PROGRAM)],
-}
 HANGS_UP = {"python"}
 """The servers that may end connections under calls which they have not accepted, at the end of their drain."""
 CLOSING_S = 0.5
@@ -164,16 +160,10 @@ class Chaos:
     def _start(self, log):
         self._stack.close()
         level = "warning" if log == "file" else "debug"
-        self._process = subprocess.Popen(
-            [
-                *(*PROGRAMS[self._kind], "--model", str(self._package), "--host", "127.0.0.1"),
-                *("--port", str(self.port), "--http-port", str(self._http_port)),
-                *("--log-level", level),
-            ],
-            stderr=self._stack.enter_context(log_of(log, self._folder)),
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        flags = ["--model", self._package, "--host", "127.0.0.1", "--port", self.port]
+        flags += ["--http-port", self._http_port, "--log-level", level]
+        stderr = self._stack.enter_context(log_of(log, self._folder))
+        self._process = start_server(self._kind, flags, stderr=stderr)
         until = time.monotonic() + TIMEOUT_S
         while time.monotonic() < until and self._process.poll() is None:
             with contextlib.suppress(OSError):
@@ -345,7 +335,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description=(__doc__ or "").split("\n", 1)[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--server", choices=sorted(PROGRAMS), required=True)
+    parser.add_argument("--server", choices=sorted(commands()), required=True)
     parser.add_argument("--calls", type=int, default=1_000_000, help="right answers to be had")
     parser.add_argument("--clients", type=int, default=2, help="client processes")
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults")

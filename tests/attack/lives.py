@@ -20,10 +20,8 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,10 +32,10 @@ from pathlib import Path
 
 import grpc
 
-from tests.attack.attacking import ROOT
-from tests.attack.faults import BROKEN, PROGRAMS, free_ports, is_bad, make_answers
+from tests.attack.faults import BROKEN, free_ports, is_bad, make_answers
 from tests.attack.life_calls import AWAY, LABELS, LOST, OK, Clients, World
 from tests.attack.watching import PREDICT, footprint
+from tests.conformance.conformance_harness import commands, start_server
 from tests.conformance.live_models import Models, load, unload
 from tests.package_factory import make_package
 
@@ -93,17 +91,10 @@ class Keeper:
         """A server that is ready; `RuntimeError` where it does not become so."""
         port = self._world.address.rpartition(":")[2]
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(*PROGRAMS[self._kind], "--model-repository", str(self._models.folder)),
-                    *("--model-control", self._control, "--poll-s", "0.2", "--host", "127.0.0.1"),
-                    *("--port", port, "--http-port", str(self._http_port)),
-                    *("--log-level", "warning"),
-                ],
-                stderr=log,
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+            flags = ["--model-repository", self._models.folder, "--model-control", self._control]
+            flags += ["--poll-s", 0.2, "--host", "127.0.0.1", "--port", port]
+            flags += ["--http-port", self._http_port, "--log-level", "warning"]
+            self._process = start_server(self._kind, flags, stderr=log)
         until = time.monotonic() + READY_S
         while time.monotonic() < until and self._process.poll() is None:
             with contextlib.suppress(OSError):
@@ -311,7 +302,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--server", choices=list(PROGRAMS), required=True, help="which server")
+    parser.add_argument("--server", choices=list(commands()), required=True, help="which server")
     parser.add_argument("--calls", type=int, default=1_000_000, help="answered calls to reach")
     parser.add_argument("--limit-s", type=float, default=1_800, help="the longest time for them")
     parser.add_argument("--models", type=int, default=50, help="models of three versions")

@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests import forked_program
 from tests.package_factory import string_columns
 from tests.patience import PATIENCE_S
 
@@ -51,6 +52,38 @@ def commands():
     if cpp_program():
         found["cpp"] = [str(cpp_program())]
     return found
+
+
+def start_server(kind, flags, *, stderr):
+    """The process of a server of our own, in this folder; ``stderr`` as ``subprocess.Popen`` takes it.
+
+    Python's is forked where it can be (`forked_program`).
+    """
+    if kind == "python":
+        return forked_program.start(["serve", *flags], stderr=stderr)
+    return subprocess.Popen(
+        [*commands()[kind], *map(str, flags)],
+        stderr=stderr,
+        text=True,
+        errors="backslashreplace",  # gRPC's own lines hold what clients sent
+        env=forked_program.usual_environment(),
+    )
+
+
+def start_that_ends(kind, *flags, anew=False):
+    """What a server does that must not start: a ``subprocess.CompletedProcess``.
+
+    ``anew``: by the command that users give, which imports everything itself.
+    """
+    if kind == "python" and not anew:
+        return forked_program.run(["serve", *flags])
+    return subprocess.run(
+        [*commands()[kind], *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
 
 
 class Server:
@@ -132,16 +165,8 @@ class RunningServer(Server):
         self._host = host
         self.log = []
         self.noise = []
-        # A server finds what it needs by itself.
-        environment = {name: os.environ[name] for name in os.environ if name != "LD_LIBRARY_PATH"}
-        ports = ["--host", host, "--port", str(port), "--http-port", "0"]
-        self.process = subprocess.Popen(
-            [*commands()[kind], *map(str, flags), *ports],
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="backslashreplace",  # gRPC's own lines hold what clients sent
-            env={**environment, "OMP_NUM_THREADS": "1"},
-        )
+        arguments = [*flags, "--host", host, "--port", port, "--http-port", 0]
+        self.process = start_server(kind, arguments, stderr=subprocess.PIPE)
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

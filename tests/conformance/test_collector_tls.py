@@ -1,12 +1,11 @@
 """--otlp-endpoint https://...: which collectors get spans, and what they are shown; calls are answered in any case."""
 
 import ssl
-import subprocess
 
 import pytest
 
 from tests.conformance.certificates import certify, replace
-from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, commands
+from tests.conformance.conformance_harness import RunningServer, start_that_ends
 from tests.conformance.conftest import Drawn
 from tests.conformance.rest_calls import RestClient, rest_request
 from tests.kserve_messages import infer_request
@@ -134,13 +133,7 @@ def test_a_file_that_cannot_be_used_ends_the_start(kind, package, collectors):
     asked += ["--otlp-endpoint", "https://127.0.0.1", "--otlp-ca", collectors.headers]
     several = [["--processes", "2"]] if kind == "python" else []
     for more in ([], *several):
-        ended = subprocess.run(
-            [*commands()[kind], *map(str, asked), *more],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        ended = start_that_ends(kind, *asked, *more)
         assert ended.returncode == 2
         last = ended.stderr.splitlines()[-1]
         assert f"{collectors.headers}: is not a file of certificates in PEM" in last

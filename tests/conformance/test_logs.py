@@ -5,12 +5,11 @@ import fcntl
 import os
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.conformance_harness import TIMEOUT_S, GivenServer, commands
+from tests.conformance.conformance_harness import TIMEOUT_S, GivenServer, start_server
 
 
 def free_ports():
@@ -27,10 +26,10 @@ def server_logging_to(kind, package, stderr):
     if kind == "given":
         pytest.skip("needs a server with a log of its own")
     port, http_port = free_ports()
-    command = [*commands()[kind], "--model", package, "--host", "127.0.0.1"]
-    command += ["--port", port, "--http-port", http_port, "--log-level", "debug"]
-    command += ["--drain-propagation-ms", 300]
-    process = subprocess.Popen(list(map(str, command)), stderr=stderr)
+    options = ["--model", package, "--host", "127.0.0.1"]
+    options += ["--port", port, "--http-port", http_port, "--log-level", "debug"]
+    options += ["--drain-propagation-ms", 300]
+    process = start_server(kind, options, stderr=stderr)
     server = GivenServer(f"127.0.0.1:{port}", f"127.0.0.1:{http_port}")
 
     def ready():

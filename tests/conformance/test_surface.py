@@ -20,7 +20,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tessera.cli import main
-from tests.conformance.conformance_harness import REPOSITORY, TIMEOUT_S, RunningServer, commands
+from tests.conformance.conformance_harness import (
+    REPOSITORY,
+    TIMEOUT_S,
+    RunningServer,
+    commands,
+    start_that_ends,
+)
 
 STATUS = health_pb2.HealthCheckResponse.ServingStatus
 
@@ -305,17 +311,14 @@ def test_health_says_serving_no_sooner_than_the_model_answers(kind, package, dra
         pass
 
 
-def run(kind, *flags):
-    """A server that must not start: its exit status and what it says besides log lines."""
+def run(kind, *flags, anew=False):
+    """A server that must not start: its exit status and what it says besides log lines.
+
+    ``anew``: by the command that users give, which imports everything itself.
+    """
     if kind == "given":
         pytest.skip("starts servers of its own")
-    done = subprocess.run(
-        [*commands()[kind], *map(str, flags)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = start_that_ends(kind, *flags, anew=anew)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     return done.returncode, lines
 
@@ -350,7 +353,7 @@ def test_a_bad_package_ends_with_2_and_one_line(kind, package, tmp_path, change)
 
 
 def test_a_package_that_is_not_there(kind, tmp_path):
-    status, lines = run(kind, *free("--model", tmp_path / "none.pt"))
+    status, lines = run(kind, *free("--model", tmp_path / "none.pt"), anew=True)
     assert status == 2
     assert len(lines) == 1, lines
     assert "none.pt" in lines[0]

@@ -31,7 +31,9 @@ def cluster(tmp_path_factory):
     patch.setenv("RAY_AUTH_MODE", "disabled")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     small = {"object_store_memory": 80 << 20}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    made = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small}
+    )
     try:
         made.nodes = [made.add_node(num_cpus=1, **small) for _ in range(2)]
         yield made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from tessera.serving.package.loading import load_package
 from tessera.serving.package.operators import ALLOWED_OPERATORS
 from tessera.serving.package.records import PackageError
 from tessera.serving.package.scripted_source import SourceError, check_source
-from tests.conformance.conformance_harness import CPP_PROGRAM
+from tests import forked_program
+from tests.conformance.conformance_harness import CPP_PROGRAM, commands, start_that_ends
 from tests.packaging.archives import read_records, with_record
 from tests.patience import PATIENCE_S
 
@@ -91,8 +91,7 @@ def with_statement(package: Path, path: Path, statement: str) -> Path:
 
 
 def verified(path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tessera", "verify", str(path), *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    return forked_program.run(["verify", path, *flags])
 
 
 def served(path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -150,13 +149,10 @@ def test_an_endless_loop_ends_a_start_in_one_line(package: Path, tmp_path: Path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"failed: {line}"), done.stderr
     assert len(done.stderr.splitlines()) == 1
-    command = [sys.executable, "-m", "tessera", "serve", "--model", str(path), "--port", "0"]
-    command += ["--http-port", "0", "--host", "127.0.0.1", "--log-level", "error"]
-    both = [[*command, "--load-timeout-s", "1"]]
-    if CPP_PROGRAM.exists():
-        both.append([str(CPP_PROGRAM), *command[4:], "--load-timeout-s", "1"])
-    for each in both:
-        done = subprocess.run(each, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-        assert done.returncode == 2, (each, done)
+    flags = ["--model", path, "--port", 0, "--http-port", 0, "--host", "127.0.0.1"]
+    flags += ["--log-level", "error", "--load-timeout-s", 1]
+    for kind in commands():
+        done = start_that_ends(kind, *flags)
+        assert done.returncode == 2, (kind, done)
         assert line in done.stderr, done.stderr
         assert len(done.stderr.splitlines()) == 1

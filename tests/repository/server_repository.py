@@ -17,7 +17,7 @@ from tessera.serving.package.loading import load_package
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import inference_pb2_grpc
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.server.background import ServerProcess
+from tests.conformance.conformance_harness import RunningServer
 from tests.conformance.test_answers import run_in_process
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import parse_metrics
@@ -121,7 +121,7 @@ class Repository:
 
     def post(self, path, body=b"", **headers):
         """Status and body of a POST."""
-        url = f"http://127.0.0.1:{self.server.http_port}{path}"
+        url = f"http://{self.server.http_address}{path}"
         request = urllib.request.Request(url, data=body, headers=headers, method="POST")
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
@@ -130,7 +130,7 @@ class Repository:
             return error.code, error.read().decode()
 
     def page(self, path):
-        url = f"http://127.0.0.1:{self.server.http_port}{path}"
+        url = f"http://{self.server.http_address}{path}"
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
             return reply.read().decode()
 
@@ -141,8 +141,8 @@ class Repository:
 @contextmanager
 def serving(folder, *flags):
     """A server of the repository ``folder`` that drains at the end."""
-    arguments = ["--model-repository", str(folder), "--drain-propagation-ms", "0", *flags]
-    with ServerProcess(arguments) as server:
+    arguments = ["--model-repository", folder, "--drain-propagation-ms", 0, *flags]
+    with RunningServer("python", *arguments) as server:
         yield Repository(server)
 
 
