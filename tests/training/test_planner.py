@@ -23,14 +23,7 @@ from tessera.training.distributed.planner import (
     save_picture,
     save_plan,
 )
-from tessera.training.distributed.planner.constants import (
-    CUT_ROWS_MS_ON_CPU,
-    DENSE_BYTE_MS_ON_CPU,
-    DENSE_ID_MS_ON_CPU,
-    GIB,
-    UPDATED_ROW_MS_ON_CPU,
-    WAY_MS_ON_CPU,
-)
+from tessera.training.distributed.planner.constants import GIB, WAY_MS_ON_CPU
 from tessera.training.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
     MemoryBalancedPartitioner,
@@ -228,33 +221,8 @@ def test_each_way_of_a_module_costs_its_fixed_part_on_ranks_of_cpus(ranks, devic
     times = [0.0] * ranks
     for shard in (shard for option in plan for shard in option.shards):
         times[shard.place] += shard.time.total
-    expected = max(times) + ways * WAY_MS_ON_CPU + (CUT_ROWS_MS_ON_CPU if ways else 0)
+    expected = max(times) + ways * WAY_MS_ON_CPU
     assert NoopPerfModel(topology).rate(plan) == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_update_of_a_row_has_a_time_of_its_own_on_cpus_alone(monkeypatch):
-    def backward(device):
-        options = EmbeddingEnumerator(Topology(2, device), 16).enumerate(
-            tables((1000, 8)), [PlannedTables(["fused", "dense"])]
-        )
-        return {
-            (each.sharding_type, each.compute_kernel): each.shards[0].time.bwd_compute
-            for each in options
-        }
-
-    names = ("UPDATED_ROW_MS_ON_CPU", "DENSE_ID_MS_ON_CPU", "DENSE_BYTE_MS_ON_CPU")
-    found = {device: backward(device) for device in ("cpu", "cuda")}
-    for name in names:
-        monkeypatch.setattr(f"tessera.training.distributed.planner.constants.{name}", 0.0)
-    bytes_alone = {device: backward(device) for device in ("cpu", "cuda")}
-    assert found["cuda"] == bytes_alone["cuda"]
-    more = {key: found["cpu"][key] - time for key, time in bytes_alone["cpu"].items()}
-    different = 1000 * -math.expm1(-32 / 1000)  # of 32 ids, one a bag
-    assert more["table_wise", "fused"] == pytest.approx(different * UPDATED_ROW_MS_ON_CPU)
-    half = 500 * -math.expm1(-16 / 500)
-    assert more["row_wise", "fused"] == pytest.approx(half * UPDATED_ROW_MS_ON_CPU)
-    of_id = DENSE_ID_MS_ON_CPU + 32 * DENSE_BYTE_MS_ON_CPU
-    assert more["data_parallel", "dense"] == pytest.approx(16 * of_id)
 
 
 def test_small_tables_on_cpus_are_cut_in_one_way():

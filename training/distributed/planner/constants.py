@@ -96,9 +96,8 @@ UPDATED_ROW_MS_ON_CPU = 9e-4
 one rank, row-wise Adagrad, tables of 2,000 and 100,000 rows of 16 to 128 columns, 256 and 4,096 bags of 1 to 20 ids: 0.8 to 0.95
 microseconds of the processor fit all of them within 20%, and bytes alone say a twentieth of what some took (Intel Xeon, 2026-11-27)."""
 
-DENSE_ID_MS_ON_CPU, DENSE_BYTE_MS_ON_CPU = 5e-5, 8e-7
-"""The same of a dense kernel, for each id and for each byte of its vector: gradients are added up one after another, each where
-another row lies.  Measured like the above."""
+DENSE_ID_MS_ON_CPU = 7e-5
+"""The same of a dense kernel, for each id: its gradients are added up one after another."""
 
 COLLECTIVE_LATENCY_MS = 0.001
 """A table's share of what a collective costs before its first byte: one carries many tables."""
@@ -108,10 +107,6 @@ WAY_MS_ON_CPU = 2.0
 has exchanges and lookups of its own.  Measured with two ranks, gloo and four tables of 1,000 rows, 16 samples a rank: the fastest
 of 150 steps took 2.2 ms table-wise, 4.6 with column-wise tables beside, 3.6 with row-wise ones, 5.2 with all three (Intel Xeon,
 2026-11-27)."""
-
-CUT_ROWS_MS_ON_CPU = 0.9
-"""What a way takes beside that if it cuts tables by rows, as ids are then sorted by ranks: the median of 14 models of 4 to 8 tables,
-of which row-wise and table-wise steps were compared with their estimates (two ranks, gloo, Intel Xeon, 2026-11-27)."""
 
 _UVM_SHARE = 0.1
 """A GPU that reads single rows from host memory reaches this share of the bus's bandwidth."""

@@ -15,28 +15,18 @@ class NoopPerfModel(PerfModel):
     """The slowest rank's time in milliseconds: the others wait for it.
 
     On several ranks of CPUs every way in which a module cuts tables adds its fixed part
-    (`constants.WAY_MS_ON_CPU`, and `constants.CUT_ROWS_MS_ON_CPU` where it cuts rows), so that tables are not cut in
-    one more way for less than that.
+    (`constants.WAY_MS_ON_CPU`), so that tables are not cut in one more way for less than that.
     """
 
     def __init__(self, topology: Topology) -> None:
         self._ranks = topology.world_size
-        self._ways_cost = topology.compute_device == "cpu" and topology.world_size > 1
+        on_cpus = topology.compute_device == "cpu" and topology.world_size > 1
+        self._way_ms = constants.WAY_MS_ON_CPU if on_cpus else 0.0
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """Largest sum of the shards' ``perf.total`` over the ranks, and what the plan's ways cost."""
         slowest = max(per_rank(plan, self._ranks, lambda shard: shard.time.total))
-        return slowest + (_ways_ms_on_cpu(plan) if self._ways_cost else 0.0)
-
-
-def _ways_ms_on_cpu(plan: list[ShardingOption]) -> float:
-    ways = {(option.path, option.sharding_type) for option in plan}
-    by_rows = {
-        (option.path, option.sharding_type)
-        for option in plan
-        if any(shard.size[0] < option.tensor.shape[0] for shard in option.shards)
-    }
-    return len(ways) * constants.WAY_MS_ON_CPU + len(by_rows) * constants.CUT_ROWS_MS_ON_CPU
+        return slowest + self._way_ms * len({(each.path, each.sharding_type) for each in plan})
 
 
 class NoopStorageModel(PerfModel):

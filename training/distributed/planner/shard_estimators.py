@@ -1,9 +1,9 @@
 """Memory and time of shards.
 
 The time of a step is the bytes that must move divided by the bandwidth that moves them, and on CPUs the
-updates of rows, which take longer than their bytes.  Nothing is assumed to overlap, so the sum is an upper
-bound, which serves to compare ways of sharding and not to predict a step.  Each strategy says itself what
-must move (`tessera.training.distributed.sharding.costs`).
+updates of rows, which take longer than their bytes.  Nothing is
+assumed to overlap, so the sum is an upper bound, which serves to compare ways of sharding and not to
+predict a step.  Each strategy says itself what must move (`tessera.training.distributed.sharding.costs`).
 Backward passes send the same bytes in the opposite direction.
 """
 
@@ -210,9 +210,7 @@ class EmbeddingPerfEstimator(_EstimatorBySize):
 def _update_seconds_on_cpu(option: ShardingOption, shard: Shard, traffic: Traffic) -> float:
     """What the update takes beside its bytes; all rows are taken to be equally frequent."""
     if option.compute_kernel == _DENSE:
-        vector = shard.size[1] * constants.OUTPUT_BYTES
-        of_id = constants.DENSE_ID_MS_ON_CPU + vector * constants.DENSE_BYTE_MS_ON_CPU
-        return traffic.ids * of_id * 1e-3
+        return traffic.ids * constants.DENSE_ID_MS_ON_CPU * 1e-3
     rows = shard.size[0]
     different = -rows * math.expm1(-traffic.ids / rows) if rows else 0.0
     return different * constants.UPDATED_ROW_MS_ON_CPU * 1e-3
