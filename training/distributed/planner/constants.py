@@ -91,14 +91,6 @@ UVM_CACHING_RATIO = CACHE_LOAD_FACTOR
 CACHE_HIT_RATE_FLOOR = 0.5
 """Lookups that a cache of any size is assumed to serve: ids of real features repeat."""
 
-UPDATED_ROW_MS_ON_CPU = 9e-4
-"""What FBGEMM's update of a row takes on a CPU beside the bytes that it moves, for each different row of a step.  Measured with
-one rank, row-wise Adagrad, tables of 2,000 and 100,000 rows of 16 to 128 columns, 256 and 4,096 bags of 1 to 20 ids: 0.8 to 0.95
-microseconds of the processor fit all of them within 20%, and bytes alone say a twentieth of what some took (Intel Xeon, 2026-11-27)."""
-
-DENSE_ID_MS_ON_CPU = 7e-5
-"""The same of a dense kernel, for each id: its gradients are added up one after another."""
-
 COLLECTIVE_LATENCY_MS = 0.001
 """A table's share of what a collective costs before its first byte: one carries many tables."""
 

@@ -1,7 +1,6 @@
 """Memory and time of shards.
 
-The time of a step is the bytes that must move divided by the bandwidth that moves them, and on CPUs the
-updates of rows, which take longer than their bytes.  Nothing is
+The time of a step is the bytes that must move divided by the bandwidth that moves them.  Nothing is
 assumed to overlap, so the sum is an upper bound, which serves to compare ways of sharding and not to
 predict a step.  Each strategy says itself what must move (`tessera.training.distributed.sharding.costs`).
 Backward passes send the same bytes in the opposite direction.
@@ -9,7 +8,6 @@ Backward passes send the same bytes in the opposite direction.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -160,8 +158,6 @@ class EmbeddingPerfEstimator(_EstimatorBySize):
             # A gradient of every row is written, and every row goes through the optimizer.
             table = shard.size[0] * columns * constants.OUTPUT_BYTES
             backward += constants.DENSE_PASSES * table / device_bw
-        if topology.compute_device == "cpu":
-            backward += _update_seconds_on_cpu(option, shard, traffic)
         prefetch = 0.0
         if option.compute_kernel == _UVM_CACHING:
             misses = 1.0 - _hit_rate(option)
@@ -205,15 +201,6 @@ class EmbeddingPerfEstimator(_EstimatorBySize):
             ),
         )
         return ids + forward, backward
-
-
-def _update_seconds_on_cpu(option: ShardingOption, shard: Shard, traffic: Traffic) -> float:
-    """What the update takes beside its bytes; all rows are taken to be equally frequent."""
-    if option.compute_kernel == _DENSE:
-        return traffic.ids * constants.DENSE_ID_MS_ON_CPU * 1e-3
-    rows = shard.size[0]
-    different = -rows * math.expm1(-traffic.ids / rows) if rows else 0.0
-    return different * constants.UPDATED_ROW_MS_ON_CPU * 1e-3
 
 
 def _hit_rate(option: ShardingOption) -> float:
