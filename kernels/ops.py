@@ -306,14 +306,17 @@ def load() -> None:
 
 
 @functools.cache
-def trains_on_gpus() -> bool:
-    """Whether the operators for training under bfloat16 were built for GPUs, too."""
+def is_built_for(name: str, device: str) -> bool:
+    """Whether an operator of this library was built for devices of a kind, such as ``cpu`` or ``cuda``."""
     try:
         load()
     except LibraryError:
         return False
-    return hasattr(
-        torch.ops.tessera, "relu_backward_bf16"
-    ) and torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001 (torch has no other way to ask)
-        "tessera::relu_backward_bf16", "CUDA"
+    return hasattr(torch.ops.tessera, name) and torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001 (torch has no other way to ask)
+        f"tessera::{name}", device.upper()
     )
+
+
+def trains_on_gpus() -> bool:
+    """Whether the operators for training under bfloat16 were built for GPUs, too."""
+    return is_built_for("relu_backward_bf16", "cuda")

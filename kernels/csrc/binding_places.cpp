@@ -1,6 +1,5 @@
-// Rows for new ids of a hash-based map on the CPU: a loop over the ids.  The same in operations of
-// whole tensors, for GPUs, and what the arguments mean are in training/modules/hash_places.py.
-#include <ATen/ATen.h>
+// Rows for new ids of a hash-based map on the CPU: a loop over the ids.  What the arguments mean is
+// in training/modules/hash_places.py.
 #include <torch/library.h>
 
 #include <algorithm>
@@ -11,6 +10,9 @@
 #include <tuple>
 #include <vector>
 
+#include "binding_places.h"
+#include "id_hash.h"
+
 namespace tessera {
 namespace {
 
@@ -18,33 +20,6 @@ using at::Tensor;
 
 constexpr int64_t kNoId = -1;
 constexpr int64_t kNoRow = -1;
-
-uint64_t rotated(uint64_t word, int bits) { return word << bits | word >> (64 - bits); }
-
-uint64_t mixed(uint64_t word) {
-  word = (word ^ word >> 33) * 0xFF51AFD7ED558CCD;
-  word = (word ^ word >> 33) * 0xC4CEB9FE1A85EC53;
-  return word ^ word >> 33;
-}
-
-// MurmurHash3's 128-bit variant for 64-bit machines (Austin Appleby, public domain) of the words
-// (id, 0); its two words are joined by exclusive or.
-uint64_t hash_of(int64_t id) {
-  uint64_t word = rotated(static_cast<uint64_t>(id) * 0x87C37B91114253D5, 31) * 0x4CF5AD432745937F;
-  uint64_t first = rotated(word, 27) * 5 + 0x52DCE729;
-  uint64_t second = (first * 5 + 0x38495AB5) ^ 16;
-  first = (first ^ 16) + second;
-  second = mixed(second + first);
-  first = mixed(first) + second;
-  return first ^ (second + first);
-}
-
-void check_vector(const Tensor& tensor, const char* name, at::ScalarType type, int64_t size) {
-  TORCH_CHECK(tensor.scalar_type() == type && tensor.numel() == size && tensor.is_contiguous() &&
-                  tensor.device().is_cpu(),
-              name, ": ", size, " contiguous values of ", type, " are needed on the CPU, got ",
-              tensor.sizes(), " ", tensor.scalar_type(), " on ", tensor.device());
-}
 
 // The rows where an id may be: `count` from `first` on, and around, of which it looks at `probes`
 // from `begin` on.
@@ -140,19 +115,12 @@ std::tuple<Tensor, Tensor> place_ids(const Tensor& identities, const Tensor& ids
                                      const std::optional<Tensor>& hours, int64_t now, bool oldest) {
   const int64_t rows = identities.numel();
   const int64_t count = ids.numel();
-  check_vector(identities, "identities", at::kLong, rows);
-  check_vector(ids, "ids", at::kLong, count);
-  check_vector(sizes, "sizes", at::kLong, count);
-  check_vector(firsts, "firsts", at::kLong, count);
-  TORCH_CHECK(probes >= 1, "probes: at least 1 is needed, got ", probes);
-  TORCH_CHECK(reserved >= 0, "reserved: at least 0 is needed, got ", reserved);
-  TORCH_CHECK(last_hours.has_value() == hours.has_value(),
-              "last_hours and hours: both or neither are needed");
+  TORCH_CHECK(identities.device().is_cpu(), "identities: the CPU is needed, got ",
+              identities.device());
+  check_places(identities, ids, sizes, firsts, reserved, probes, last_hours, hours);
   const int32_t* of_ids = nullptr;
   Table table{identities.mutable_data_ptr<int64_t>(), nullptr, now, oldest};
   if (hours.has_value()) {
-    check_vector(*last_hours, "last_hours", at::kInt, rows);
-    check_vector(*hours, "hours", at::kInt, count);
     table.last_hours = last_hours->mutable_data_ptr<int32_t>();
     of_ids = hours->const_data_ptr<int32_t>();
   }

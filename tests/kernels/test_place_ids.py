@@ -1,4 +1,4 @@
-"""Rows of new ids in a loop, held against the same in operations of whole tensors."""
+"""Rows of new ids by our operator, held against the same in operations of whole tensors on the CPU."""
 
 import pytest
 import torch
@@ -8,64 +8,80 @@ from tessera.training.modules.hash_places import NO_ID, Buckets, place, place_at
 ROWS, BUCKETS, NOW = 60, 3, 50
 
 
-def call(ids, *, reserved=0, probes=7, timed=False, seed=0):
+def call(ids, *, reserved=0, probes=7, timed=False, seed=0, rows=ROWS, device="cpu"):
     """A table that is half full, with hours around that of now, and the arguments of ids in its buckets."""
     generator = torch.Generator().manual_seed(seed)
-    identities = torch.arange(1000, 1000 + ROWS)
-    identities[torch.rand(ROWS, generator=generator) < 0.5] = NO_ID
-    hours = torch.randint(NOW - 5, NOW + 5, (ROWS,), generator=generator, dtype=torch.int32)
-    sizes = torch.full_like(ids, ROWS // BUCKETS)
-    buckets = Buckets(sizes, ids % BUCKETS * sizes, reserved, probes)
+    identities = torch.arange(100_000, 100_000 + rows)
+    identities[torch.rand(rows, generator=generator) < 0.5] = NO_ID
+    hours = torch.randint(NOW - 5, NOW + 5, (rows,), generator=generator, dtype=torch.int32)
+    sizes = torch.full_like(ids, rows // BUCKETS)
+    buckets = Buckets(sizes.to(device), (ids % BUCKETS * sizes).to(device), reserved, probes)
     of_ids = torch.randint(NOW, NOW + 3, ids.shape, generator=generator, dtype=torch.int32)
-    timing = {"last_hours": hours[:, None], "hours": of_ids, "now": NOW} if timed else {}
-    return identities[:, None], buckets, timing
+    timing = {"last_hours": hours[:, None].to(device), "hours": of_ids.to(device), "now": NOW}
+    return identities[:, None].to(device), buckets, timing if timed else {}
+
+
+def results(place_ids, ids, device, *, oldest, **shape):
+    """What rows, which were another id's, and the table after it, on the CPU."""
+    table, buckets, timing = call(ids, device=device, **shape)
+    placed = place_ids(table, ids.to(device), buckets, **timing, oldest=oldest)
+    found = (placed.rows, placed.evicted, table, timing.get("last_hours", table))
+    return [tensor.cpu() for tensor in found]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("reserved", [0, 4])
 @pytest.mark.parametrize("probes", [1, 5, 128])
 @pytest.mark.parametrize("policy", ["none", "first", "oldest"])
-def test_a_loop_and_whole_tensors_give_the_same(policy, probes, reserved, seed):
+def test_the_operator_and_whole_tensors_give_the_same(policy, probes, reserved, seed, device):
     ids = torch.randperm(500, generator=torch.Generator().manual_seed(seed))[:40] - 100
     ids = ids[ids != NO_ID]
-    found = []
-    for way in (place, place_at_once):
-        shape = {"reserved": reserved, "probes": probes, "timed": policy != "none", "seed": seed}
-        table, buckets, timing = call(ids, **shape)
-        placed = way(table, ids, buckets, **timing, oldest=policy == "oldest")
-        found.append((placed.rows, placed.evicted, table, timing.get("last_hours", table)))
-    for loop, at_once in zip(*found, strict=True):
-        assert torch.equal(loop, at_once)
-    assert (found[0][0] >= 0).any()
-    assert (found[0][1].numel() > 0) == (policy != "none")
+    shape = {"reserved": reserved, "probes": probes, "timed": policy != "none", "seed": seed}
+    found = results(place, ids, device, oldest=policy == "oldest", **shape)
+    expected = results(place_at_once, ids, "cpu", oldest=policy == "oldest", **shape)
+    for ours, at_once in zip(found, expected, strict=True):
+        assert torch.equal(ours, at_once)
+    assert (found[0] >= 0).any()
+    assert (found[1].numel() > 0) == (policy != "none")
 
 
-def test_an_id_that_comes_again_has_its_row_and_its_latest_hour():
+@pytest.mark.parametrize("policy", ["none", "first", "oldest"])
+def test_more_ids_than_rows_claim_the_same_rows(policy, device):
+    ids = torch.randperm(90_000, generator=torch.Generator().manual_seed(5))[:9000]
+    shape = {"probes": 64, "timed": policy != "none", "rows": 6000}
+    found = results(place, ids, device, oldest=policy == "oldest", **shape)
+    expected = results(place_at_once, ids, "cpu", oldest=policy == "oldest", **shape)
+    for ours, at_once in zip(found, expected, strict=True):
+        assert torch.equal(ours, at_once)
+    assert (found[0] < 0).any()
+
+
+def test_an_id_that_comes_again_has_its_row_and_its_latest_hour(device):
     ids = torch.tensor([5, 8, 5, 11, 5, 8])
-    table, buckets, timing = call(ids, timed=True)
-    timing["hours"] = torch.tensor([51, 52, 59, 53, 54, 50], dtype=torch.int32)
-    rows = place(table, ids, buckets, **timing).rows
+    table, buckets, timing = call(ids, timed=True, device=device)
+    timing["hours"] = torch.tensor([51, 52, 59, 53, 54, 50], dtype=torch.int32, device=device)
+    rows = place(table, ids.to(device), buckets, **timing).rows
     first = torch.tensor([0, 1, 3])
     alone_table, alone_buckets, alone = call(ids[first], timed=True)
     alone["hours"] = torch.tensor([59, 52, 53], dtype=torch.int32)
     expected = place_at_once(alone_table, ids[first], alone_buckets, **alone).rows
     assert rows.tolist() == expected[[0, 1, 0, 2, 0, 1]].tolist()
-    assert torch.equal(table, alone_table)
-    assert torch.equal(timing["last_hours"], alone["last_hours"])
+    assert torch.equal(table.cpu(), alone_table)
+    assert torch.equal(timing["last_hours"].cpu(), alone["last_hours"])
 
 
-def test_an_id_of_another_bucket_is_another_id():
-    table, ids = torch.full((8, 1), NO_ID), torch.tensor([7, 7])
-    sizes, firsts = torch.tensor([4, 4]), torch.tensor([0, 4])
+def test_an_id_of_another_bucket_is_another_id(device):
+    table, ids = torch.full((8, 1), NO_ID, device=device), torch.tensor([7, 7], device=device)
+    sizes, firsts = torch.tensor([4, 4], device=device), torch.tensor([0, 4], device=device)
     rows = place(table, ids, Buckets(sizes, firsts, 0, 4)).rows
     assert rows[1] == rows[0] + 4
     assert (table == 7).sum() == 2
 
 
-def test_no_ids_change_nothing():
-    table, buckets, _ = call(torch.arange(0))
+def test_no_ids_change_nothing(device):
+    table, buckets, _ = call(torch.arange(0), device=device)
     before = table.clone()
-    assert place(table, torch.arange(0), buckets).rows.tolist() == []
+    assert place(table, torch.arange(0, device=device), buckets).rows.tolist() == []
     assert torch.equal(table, before)
 
 

@@ -67,7 +67,7 @@ def test_the_hash_is_the_published_one():
 @pytest.fixture(params=["as built", "without our operators"])
 def _operators(request, monkeypatch):
     if request.param != "as built":
-        monkeypatch.setattr(hash_places, "_places_in_a_loop", lambda: False)
+        monkeypatch.setattr(hash_places, "takes_repeated_ids", lambda _: False)
 
 
 @pytest.mark.usefixtures("_operators")

@@ -6,8 +6,8 @@ rows of its bucket that are given to ids; the last rows of a bucket may be reser
 
 Hash and probes are those of FBGEMM's ``zero_collision_hash``, so that tables of one program are read by the other.
 That operator finds ids on every device; it places new ones on GPUs only, and there in no fixed order.  `find_rows`
-uses it; `place` is ours, and gives on every device what a loop over the ids gives.  On CPUs it is that loop, where our
-operators are built.
+uses it; `place` is ours, and gives on every device what a loop over the ids gives.  Where our operators are built it is that loop
+on CPUs, and on GPUs the ids' claims for rows all at once.
 
 Shapes: ``Z`` rows here, ``N`` ids, ``U`` different new ids in the order in which they came, ``P`` probes.
 Source of the hash: MurmurHash3's 128-bit variant for 64-bit machines (Austin Appleby, public domain), of the
@@ -16,7 +16,6 @@ two words ``(id, 0)``; the two words of its result are joined by exclusive or.
 
 # Annotations are not postponed here: torch.fx hands them on to TorchScript, which needs types.
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.kernels import ops
-from tessera.kernels.libraries import LibraryError
 from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.hashing import fmix64, unsigned_remainder
 
@@ -340,19 +338,9 @@ class Placed:
     evicted: Tensor
 
 
-@functools.cache
-def _places_in_a_loop() -> bool:
-    """Whether the operator for CPUs is built."""
-    try:
-        ops.load()
-    except LibraryError:
-        return False
-    return hasattr(torch.ops.tessera, "place_ids")
-
-
 def takes_repeated_ids(device: torch.device) -> bool:
     """Whether `place` on ``device`` may be given an id several times: each gets what the id gets, with its latest hour."""
-    return device.type == "cpu" and _places_in_a_loop()
+    return device.type in {"cpu", "cuda"} and ops.is_built_for("place_ids", device.type)
 
 
 def place(
