@@ -61,7 +61,8 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``place_ids(identities [Z], ids [n], sizes [n], firsts [n], reserved, probes, last_hours [Z], hours [n], now, oldest)``
     Gives new ids rows of a hash-based map: their rows ``[n]`` int64, -1 where there is none, and the rows ``[E]`` that
     another id had before.  An id may come several times.  `tessera.training.modules.hash_places` says what the
-    arguments mean and changes.  No graph of a package calls it.  CPU only.
+    arguments mean and which of them change.  A bucket outside of the table is an error on the CPU, and on a GPU one
+    without rows.  No graph of a package calls it.
 ``exchange_rows(storage [bytes], rows [n], values [n, width], offset, stride)``
     The bytes of row ``r`` of a table, ``storage[offset + r * stride :][:width]``, change places with those of
     ``values``, uint8 both; ``rows`` is int64 or int32, strictly ascending.  No graph of a package may call it.  CPU only.

@@ -11,38 +11,20 @@
 #include <vector>
 
 #include "binding_places.h"
-#include "id_hash.h"
 
 namespace tessera {
 namespace {
 
 using at::Tensor;
 
-constexpr int64_t kNoId = -1;
-constexpr int64_t kNoRow = -1;
-
-// The rows where an id may be: `count` from `first` on, and around, of which it looks at `probes`
-// from `begin` on.
-struct Bucket {
-  int64_t first;
-  int64_t count;
-  int64_t begin;
-  int64_t probes;
-
-  int64_t row(int64_t probe) const {
-    const int64_t place = begin + probe;
-    return first + (place < count ? place : place - count);
-  }
-};
-
 // The different ids of a call, in the order in which they came first.
 class Ids {
+  static constexpr int64_t kFree = -1;
+
  public:
   Ids(const int64_t* ids, const int64_t* firsts, int64_t count)
       : ids_(ids), firsts_(firsts), numbers_(static_cast<size_t>(count)) {
-    size_t slots = 16;
-    while (slots < 2 * static_cast<size_t>(count)) slots *= 2;
-    slots_.assign(slots, kNoRow);
+    slots_.assign(static_cast<size_t>(place_slots(count)), kFree);
     hashes_.reserve(static_cast<size_t>(count));
     came_.reserve(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) numbers_[static_cast<size_t>(i)] = number(i);
@@ -59,7 +41,7 @@ class Ids {
     const uint64_t hash = hash_of(ids_[i]);
     const size_t mask = slots_.size() - 1;
     size_t slot = static_cast<size_t>(hash) & mask;
-    while (slots_[slot] != kNoRow) {
+    while (slots_[slot] != kFree) {
       const auto found = static_cast<size_t>(slots_[slot]);
       const int64_t other = came_[found];
       if (ids_[other] == ids_[i] && firsts_[other] == firsts_[i]) return slots_[slot];
@@ -79,58 +61,23 @@ class Ids {
   std::vector<uint64_t> hashes_;
 };
 
-struct Table {
-  int64_t* identities;
-  int32_t* last_hours;  // nullptr: no id expires
-  int64_t now;
-  bool oldest;
-
-  // The row that a new id with this hour gets, or `kNoRow`.
-  int64_t row_for(const Bucket& bucket, int32_t hour, int64_t probes) const {
-    int64_t best = std::numeric_limits<int64_t>::max();
-    int64_t chosen = kNoRow;
-    for (int64_t probe = 0; probe < bucket.probes; ++probe) {
-      const int64_t row = bucket.row(probe);
-      int64_t wish = probe;
-      const bool open = identities[row] == kNoId;
-      if (!open) {
-        if (last_hours == nullptr) continue;
-        const int64_t before = last_hours[row];
-        if (before >= now || before >= hour) continue;
-        if (oldest) wish = (before + 1) * probes + probe;  // after every open row
-      }
-      if (wish < best) {
-        best = wish;
-        chosen = row;
-      }
-      if (open || !oldest) break;
-    }
-    return chosen;
-  }
-};
-
 std::tuple<Tensor, Tensor> place_ids(const Tensor& identities, const Tensor& ids,
                                      const Tensor& sizes, const Tensor& firsts, int64_t reserved,
                                      int64_t probes, const std::optional<Tensor>& last_hours,
                                      const std::optional<Tensor>& hours, int64_t now, bool oldest) {
-  const int64_t rows = identities.numel();
   const int64_t count = ids.numel();
   TORCH_CHECK(identities.device().is_cpu(), "identities: the CPU is needed, got ",
               identities.device());
   check_places(identities, ids, sizes, firsts, reserved, probes, last_hours, hours);
-  const int32_t* of_ids = nullptr;
-  Table table{identities.mutable_data_ptr<int64_t>(), nullptr, now, oldest};
-  if (hours.has_value()) {
-    table.last_hours = last_hours->mutable_data_ptr<int32_t>();
-    of_ids = hours->const_data_ptr<int32_t>();
-  }
+  const IdTable table = table_of(identities, reserved, probes, last_hours, now, oldest);
+  const int32_t* const of_ids = hours.has_value() ? hours->const_data_ptr<int32_t>() : nullptr;
   const int64_t* const id = ids.const_data_ptr<int64_t>();
   const int64_t* const size = sizes.const_data_ptr<int64_t>();
   const int64_t* const first = firsts.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < count; ++i) {
-    TORCH_CHECK(size[i] > reserved && first[i] >= 0 && size[i] <= rows - first[i],
-                "sizes and firsts: entry ", i, " has ", size[i], " rows from ", first[i], " on, ",
-                reserved, " of them reserved; the table has ", rows);
+    TORCH_CHECK(is_within(table, first[i], size[i]), "sizes and firsts: entry ", i, " has ",
+                size[i], " rows from ", first[i], " on, ", reserved,
+                " of them reserved; the table has ", table.rows);
   }
   const Ids different(id, first, count);
   const auto unique = different.came().size();
@@ -146,12 +93,9 @@ std::tuple<Tensor, Tensor> place_ids(const Tensor& identities, const Tensor& ids
   std::vector<int64_t> taken;
   for (size_t number = 0; number < unique; ++number) {
     const int64_t place = different.came()[number];
-    const int64_t open = size[place] - reserved;
-    const auto begin =
-        static_cast<int64_t>(different.hashes()[number] % static_cast<uint64_t>(open));
-    const Bucket bucket{first[place], open, begin, std::min(probes, open)};
+    const Bucket bucket = bucket_of(table, first[place], size[place], different.hashes()[number]);
     const int32_t hour = of_ids == nullptr ? 0 : latest[number];
-    const int64_t row = table.row_for(bucket, hour, probes);
+    const int64_t row = next_wish(table, bucket, hour, kBeforeAllWishes).row;
     given[number] = row;
     if (row == kNoRow) continue;
     if (table.identities[row] != kNoId) taken.push_back(row);

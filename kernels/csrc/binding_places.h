@@ -1,10 +1,12 @@
-// The arguments of place_ids, which both devices check alike.
+// The arguments of place_ids: both devices check and take them alike.
 #pragma once
 
 #include <ATen/ATen.h>
 
 #include <cstdint>
 #include <optional>
+
+#include "id_places.h"
 
 namespace tessera {
 
@@ -34,6 +36,19 @@ inline void check_places(const at::Tensor& identities, const at::Tensor& ids,
   if (!hours.has_value()) return;
   check_place_vector(*last_hours, "last_hours", at::kInt, rows, device);
   check_place_vector(*hours, "hours", at::kInt, count, device);
+}
+
+inline IdTable table_of(const at::Tensor& identities, int64_t reserved, int64_t probes,
+                        const std::optional<at::Tensor>& last_hours, int64_t now, bool oldest) {
+  IdTable table{};
+  table.identities = identities.mutable_data_ptr<int64_t>();
+  if (last_hours.has_value()) table.last_hours = last_hours->mutable_data_ptr<int32_t>();
+  table.rows = identities.numel();
+  table.reserved = reserved;
+  table.probes = probes;
+  table.now = now;
+  table.oldest = oldest;
+  return table;
 }
 
 }  // namespace tessera

@@ -37,20 +37,12 @@ std::tuple<Tensor, Tensor> place_ids(const Tensor& identities, const Tensor& ids
   const Tensor slot_of = at::empty({count}, narrow);
   const Tensor evicted = at::empty({count}, ids.options());
   CudaPlaces job{};
-  job.identities = identities.mutable_data_ptr<int64_t>();
-  job.rows = identities.numel();
+  job.table = table_of(identities, reserved, probes, last_hours, now, oldest);
   job.ids = ids.const_data_ptr<int64_t>();
   job.sizes = sizes.const_data_ptr<int64_t>();
   job.firsts = firsts.const_data_ptr<int64_t>();
-  if (hours.has_value()) {
-    job.last_hours = last_hours->mutable_data_ptr<int32_t>();
-    job.hours = hours->const_data_ptr<int32_t>();
-  }
+  if (hours.has_value()) job.hours = hours->const_data_ptr<int32_t>();
   job.count = count;
-  job.reserved = reserved;
-  job.probes = probes;
-  job.now = now;
-  job.oldest = oldest && hours.has_value();
   job.slot_ids = slot_ids.mutable_data_ptr<int32_t>();
   job.slot_firsts = slot_firsts.mutable_data_ptr<int32_t>();
   job.slot_hours = slot_hours.mutable_data_ptr<int32_t>();

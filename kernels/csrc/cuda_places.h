@@ -5,29 +5,25 @@
 
 #include <cstdint>
 
+#include "id_places.h"
+
 namespace tessera {
 
 // One call of place_ids.  All pointers are the device's.
 struct CudaPlaces {
-  int64_t* identities;  // [rows], changed
-  int32_t* last_hours;  // [rows], changed; nullptr: no id expires
-  int64_t rows;
+  IdTable table;          // changed
   const int64_t* ids;     // [count]
   const int64_t* sizes;   // [count]
   const int64_t* firsts;  // [count]
   const int32_t* hours;   // [count]; nullptr with last_hours
   int64_t count;          // at most kMostPlacedIds
-  int64_t reserved;
-  int64_t probes;
-  int64_t now;
-  bool oldest;
 
-  // Room: place_slots() entries of each, but claims, which has `rows`.
+  // Room, place_slots(count) entries of each:
   int32_t* slot_ids;     // filled with -1
   int32_t* slot_firsts;  // filled with kUnclaimed
   int32_t* slot_hours;   // filled with the least int32
   int64_t* slot_rows;
-  int32_t* claims;  // filled with kUnclaimed
+  int32_t* claims;  // [rows], filled with kUnclaimed
 
   int32_t* slots;    // [count], room
   int64_t* found;    // [count]: the row of each id, or -1
@@ -36,9 +32,6 @@ struct CudaPlaces {
 
 inline constexpr int32_t kUnclaimed = 0x7FFFFFFF;
 inline constexpr int64_t kMostPlacedIds = int64_t{1} << 29;
-
-// A power of two.
-int64_t place_slots(int64_t count);
 
 cudaError_t launch_places(const CudaPlaces& job, cudaStream_t stream);
 

@@ -1,15 +1,17 @@
 """Rows of new ids by our operator, held against the same in operations of whole tensors on the CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tessera.training.modules.hash_places import NO_ID, Buckets, place, place_at_once
+from tessera.training.modules.hash_places import NO_ID, Buckets, Expiry, place, place_at_once
 
 ROWS, BUCKETS, NOW = 60, 3, 50
 
 
-def call(ids, *, reserved=0, probes=7, timed=False, seed=0, rows=ROWS, device="cpu"):
-    """A table that is half full, with hours around that of now, and the arguments of ids in its buckets."""
+def call(ids, *, reserved=0, probes=7, policy="none", seed=0, rows=ROWS, device="cpu"):
+    """A table that is half full, the buckets of ids in it, and hours around that of now or None."""
     generator = torch.Generator().manual_seed(seed)
     identities = torch.arange(100_000, 100_000 + rows)
     identities[torch.rand(rows, generator=generator) < 0.5] = NO_ID
@@ -17,15 +19,15 @@ def call(ids, *, reserved=0, probes=7, timed=False, seed=0, rows=ROWS, device="c
     sizes = torch.full_like(ids, rows // BUCKETS)
     buckets = Buckets(sizes.to(device), (ids % BUCKETS * sizes).to(device), reserved, probes)
     of_ids = torch.randint(NOW, NOW + 3, ids.shape, generator=generator, dtype=torch.int32)
-    timing = {"last_hours": hours[:, None].to(device), "hours": of_ids.to(device), "now": NOW}
-    return identities[:, None].to(device), buckets, timing if timed else {}
+    expiry = Expiry(hours[:, None].to(device), of_ids.to(device), NOW, oldest=policy == "oldest")
+    return identities[:, None].to(device), buckets, None if policy == "none" else expiry
 
 
-def results(place_ids, ids, device, *, oldest, **shape):
-    """What rows, which were another id's, and the table after it, on the CPU."""
-    table, buckets, timing = call(ids, device=device, **shape)
-    placed = place_ids(table, ids.to(device), buckets, **timing, oldest=oldest)
-    found = (placed.rows, placed.evicted, table, timing.get("last_hours", table))
+def results(place_ids, ids, device, **shape):
+    """The rows, those that were another id's, and the table after it, on the CPU."""
+    table, buckets, expiry = call(ids, device=device, **shape)
+    placed = place_ids(table, ids.to(device), buckets, expiry)
+    found = (placed.rows, placed.evicted, table, table if expiry is None else expiry.last_hours)
     return [tensor.cpu() for tensor in found]
 
 
@@ -36,9 +38,9 @@ def results(place_ids, ids, device, *, oldest, **shape):
 def test_the_operator_and_whole_tensors_give_the_same(policy, probes, reserved, seed, device):
     ids = torch.randperm(500, generator=torch.Generator().manual_seed(seed))[:40] - 100
     ids = ids[ids != NO_ID]
-    shape = {"reserved": reserved, "probes": probes, "timed": policy != "none", "seed": seed}
-    found = results(place, ids, device, oldest=policy == "oldest", **shape)
-    expected = results(place_at_once, ids, "cpu", oldest=policy == "oldest", **shape)
+    shape = {"reserved": reserved, "probes": probes, "policy": policy, "seed": seed}
+    found = results(place, ids, device, **shape)
+    expected = results(place_at_once, ids, "cpu", **shape)
     for ours, at_once in zip(found, expected, strict=True):
         assert torch.equal(ours, at_once)
     assert (found[0] >= 0).any()
@@ -48,9 +50,9 @@ def test_the_operator_and_whole_tensors_give_the_same(policy, probes, reserved, 
 @pytest.mark.parametrize("policy", ["none", "first", "oldest"])
 def test_more_ids_than_rows_claim_the_same_rows(policy, device):
     ids = torch.randperm(90_000, generator=torch.Generator().manual_seed(5))[:9000]
-    shape = {"probes": 64, "timed": policy != "none", "rows": 6000}
-    found = results(place, ids, device, oldest=policy == "oldest", **shape)
-    expected = results(place_at_once, ids, "cpu", oldest=policy == "oldest", **shape)
+    shape = {"probes": 64, "policy": policy, "rows": 6000}
+    found = results(place, ids, device, **shape)
+    expected = results(place_at_once, ids, "cpu", **shape)
     for ours, at_once in zip(found, expected, strict=True):
         assert torch.equal(ours, at_once)
     assert (found[0] < 0).any()
@@ -58,16 +60,16 @@ def test_more_ids_than_rows_claim_the_same_rows(policy, device):
 
 def test_an_id_that_comes_again_has_its_row_and_its_latest_hour(device):
     ids = torch.tensor([5, 8, 5, 11, 5, 8])
-    table, buckets, timing = call(ids, timed=True, device=device)
-    timing["hours"] = torch.tensor([51, 52, 59, 53, 54, 50], dtype=torch.int32, device=device)
-    rows = place(table, ids.to(device), buckets, **timing).rows
+    table, buckets, expiry = call(ids, policy="first", device=device)
+    hours = torch.tensor([51, 52, 59, 53, 54, 50], dtype=torch.int32, device=device)
+    rows = place(table, ids.to(device), buckets, replace(expiry, hours=hours)).rows
     first = torch.tensor([0, 1, 3])
-    alone_table, alone_buckets, alone = call(ids[first], timed=True)
-    alone["hours"] = torch.tensor([59, 52, 53], dtype=torch.int32)
-    expected = place_at_once(alone_table, ids[first], alone_buckets, **alone).rows
+    alone, alone_buckets, alone_expiry = call(ids[first], policy="first")
+    latest = replace(alone_expiry, hours=torch.tensor([59, 52, 53], dtype=torch.int32))
+    expected = place_at_once(alone, ids[first], alone_buckets, latest).rows
     assert rows.tolist() == expected[[0, 1, 0, 2, 0, 1]].tolist()
-    assert torch.equal(table.cpu(), alone_table)
-    assert torch.equal(timing["last_hours"].cpu(), alone["last_hours"])
+    assert torch.equal(table.cpu(), alone)
+    assert torch.equal(expiry.last_hours.cpu(), alone_expiry.last_hours)
 
 
 def test_an_id_of_another_bucket_is_another_id(device):
@@ -111,3 +113,13 @@ def test_arguments_that_do_not_fit_are_refused(change, said):
     with pytest.raises(RuntimeError, match=said):
         torch.ops.tessera.place_ids(**{**given, **change})
     assert (given["identities"] == NO_ID).all()
+
+
+@pytest.mark.gpu
+def test_a_bucket_outside_of_the_table_has_no_rows_on_a_gpu():
+    table = torch.full((8, 1), NO_ID, device="cuda")
+    ids, sizes = (torch.tensor(n, device="cuda") for n in ([7, 9, 11], [4, 4, 9]))
+    firsts = torch.tensor([0, 5, 0], device="cuda")
+    rows = place(table, ids, Buckets(sizes, firsts, 0, 4)).rows
+    assert [row >= 0 for row in rows.tolist()] == [True, False, False]
+    assert (table >= 0).sum() == 1

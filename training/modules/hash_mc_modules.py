@@ -33,6 +33,7 @@ from tessera.training.modules.hash_places import (
     NO_ID,
     NO_ROW,
     Buckets,
+    Expiry,
     Refused,
     TrainInputMapper,
     even_bounds,
@@ -321,18 +322,17 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             which there was no row, each once.
         """
         chosen, chosen_hours, which = self._chosen(values, new, hours)
+        expiry = None
+        if self._hash_zch_metadata is not None and chosen_hours is not None:
+            oldest = bool(get_kernel_from_policy(self._eviction_policy_name))
+            expiry = Expiry(self._hash_zch_metadata, chosen_hours, now, oldest)
         placed = hash_places.place(
-            self._hash_zch_identities,
-            own[chosen],
-            buckets.of(chosen),
-            last_hours=self._hash_zch_metadata,
-            hours=chosen_hours,
-            now=now,
-            oldest=bool(get_kernel_from_policy(self._eviction_policy_name)),
+            self._hash_zch_identities, own[chosen], buckets.of(chosen), expiry
         )
         without = values[chosen][placed.rows == NO_ROW]
-        if which is None:
-            return placed.rows, placed.evicted, torch.unique(without)
+        if which is None:  # an id may have come several times
+            without = torch.unique(without) if without.numel() else without
+            return placed.rows, placed.evicted, without
         got = functional.pad(placed.rows, (0, 1), value=NO_ROW).index_select(0, which)
         return got, placed.evicted, without
 

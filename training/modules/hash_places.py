@@ -326,6 +326,23 @@ def look_up(
 
 
 @dataclass(frozen=True)
+class Expiry:
+    """When ids expire.
+
+    Attributes:
+        last_hours: ``[Z, 1]`` int32, 0 or more where there is an id: the hour in which each row's id expires.
+        hours: ``[U]`` int32, the same of new ids.
+        now: the hour; an id has expired if its hour is before it.
+        oldest: whether an expired id's row is taken only if no row is open, and then that of the one that expired first.
+    """
+
+    last_hours: Tensor
+    hours: Tensor
+    now: int
+    oldest: bool = False
+
+
+@dataclass(frozen=True)
 class Placed:
     """What rows new ids got.
 
@@ -344,57 +361,28 @@ def takes_repeated_ids(device: torch.device) -> bool:
 
 
 def place(
-    identities: Tensor,
-    ids: Tensor,
-    buckets: Buckets,
-    *,
-    last_hours: Tensor | None = None,
-    hours: Tensor | None = None,
-    now: int = 0,
-    oldest: bool = False,
+    identities: Tensor, ids: Tensor, buckets: Buckets, expiry: Expiry | None = None
 ) -> Placed:
     """Give new ids rows, one id after another: each takes the first open row among those where it looks.
 
-    A row whose id has expired is as good as an open one; with ``oldest`` it is taken only if no row is open, and
-    then the one that expired first.
+    A row whose id has expired is as good as an open one, but where `Expiry.oldest` says else.
 
     Args:
         identities: ``[Z, 1]`` int64, changed in place.
         ids: ``[U]`` int64 that are not in the table, different ones but where `takes_repeated_ids`.
         buckets: of each.
-        last_hours: ``[Z, 1]`` int32, changed in place: the hour in which each row's id expires; None: never.
-        hours: ``[U]`` int32, the same of the new ids.
-        now: the hour; an id has expired if its hour is before it.
-        oldest: see above.
+        expiry: when ids expire, its ``last_hours`` changed in place; None: never.
     """
-    if takes_repeated_ids(ids.device):
-        rows, evicted = torch.ops.tessera.place_ids(
-            identities,
-            ids.contiguous(),
-            buckets.sizes,
-            buckets.firsts,
-            buckets.reserved,
-            buckets.probes,
-            last_hours,
-            hours,
-            now,
-            oldest,
-        )
-        return Placed(rows, evicted)
-    return place_at_once(
-        identities, ids, buckets, last_hours=last_hours, hours=hours, now=now, oldest=oldest
-    )
+    if not takes_repeated_ids(ids.device):
+        return place_at_once(identities, ids, buckets, expiry)
+    sizes, firsts, limits = buckets.sizes, buckets.firsts, (buckets.reserved, buckets.probes)
+    times = () if expiry is None else (expiry.last_hours, expiry.hours, expiry.now, expiry.oldest)
+    operator = torch.ops.tessera.place_ids
+    return Placed(*operator(identities, ids.contiguous(), sizes, firsts, *limits, *times))
 
 
 def place_at_once(
-    identities: Tensor,
-    ids: Tensor,
-    buckets: Buckets,
-    *,
-    last_hours: Tensor | None = None,
-    hours: Tensor | None = None,
-    now: int = 0,
-    oldest: bool = False,
+    identities: Tensor, ids: Tensor, buckets: Buckets, expiry: Expiry | None = None
 ) -> Placed:
     """`place` of different ids in operations of whole tensors, on every device."""
     rows: list[Tensor] = []
@@ -404,20 +392,20 @@ def place_at_once(
         there = identities[:, 0][places]
         probe = torch.arange(buckets.probes, device=ids.device)
         wishes = torch.where((there == NO_ID) & ~outside, probe, _NEVER)
-        if last_hours is not None and hours is not None:
-            before = last_hours[:, 0][places].long()
-            expired = (there != NO_ID) & ~outside & (before < now)
-            expired &= before < hours[chunk].unsqueeze(1)
+        if expiry is not None:
+            before = expiry.last_hours[:, 0][places].long()
+            expired = (there != NO_ID) & ~outside & (before < expiry.now)
+            expired &= before < expiry.hours[chunk].unsqueeze(1)
             by_age = (before + 1) * buckets.probes + probe  # after every open row
-            wishes = torch.where(expired, by_age if oldest else probe, wishes)
+            wishes = torch.where(expired, by_age if expiry.oldest else probe, wishes)
         won = _assigned(wishes, places)
         got = (won >= 0).nonzero().squeeze(1)
         given = won[got]
         rows.append(won)
         evicted.append(given[identities[given, 0] != NO_ID])
         identities[given, 0] = ids[chunk][got]
-        if last_hours is not None and hours is not None:
-            last_hours[given, 0] = hours[chunk][got]
+        if expiry is not None:
+            expiry.last_hours[given, 0] = expiry.hours[chunk][got]
     nothing = ids.new_empty(0)
     return Placed(torch.cat([nothing, *rows]), torch.cat([nothing, *evicted]))
 
