@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <functional>
 #include <system_error>
 #include <thread>
 
@@ -32,11 +33,11 @@ TEST(PaceTest, ThePauseLeavesTheWorkItsShareOfACpu) {
   EXPECT_EQ(pause_behind(1s, 1s, 0.25), 50ms);
 }
 
-TEST(PaceTest, TheShareIsATenthOfAllCpusAndNoMoreThanAThirdOfOne) {
+TEST(PaceTest, TheShareIsATenthOfAllCpusAndNoMoreThanOne) {
   EXPECT_DOUBLE_EQ(aside_share(1), 0.1);
   EXPECT_DOUBLE_EQ(aside_share(2), 0.2);
-  EXPECT_DOUBLE_EQ(aside_share(4), 1.0 / 3);
-  EXPECT_DOUBLE_EQ(aside_share(64), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(aside_share(4), 0.4);
+  EXPECT_DOUBLE_EQ(aside_share(64), 1);
 }
 
 TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {
@@ -45,7 +46,7 @@ TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {
   Pace pace([&] { return answering; });
   const auto work = [&] {
     compute(1ms);
-    pace.rest([&](Duration) { ++pauses; });
+    pace.rest([&](const std::function<void()>&) { ++pauses; });
   };
   // A piece during which the thread has waited for a CPU has had its pause.
   while (pauses < 3) work();
@@ -54,6 +55,32 @@ TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {
   const int before = pauses;
   for (int piece = 0; piece < 5; ++piece) work();
   EXPECT_EQ(pauses, before);
+}
+
+TEST(PaceTest, APauseEndsWhileNothingIsBeingAnswered) {
+  int asked = 0;
+  // One call is being answered when the pause begins and for a while behind it.
+  Pace pace([&] { return ++asked < 4; });
+  while (asked < 4) {
+    compute(1ms);
+    pace.rest();
+  }
+  EXPECT_EQ(asked, 4);  // before the pause, and three times behind it
+}
+
+TEST(PaceTest, AnotherThreadGoesOnWithoutPayingForWhatTheFirstOneUsed) {
+  int pauses = 0;
+  Pace pace([] { return true; });
+  const auto rest = [&] { pace.rest([&](const std::function<void()>&) { ++pauses; }); };
+  std::thread([&] {
+    compute(20ms);
+    rest();
+  }).join();
+  EXPECT_EQ(pauses, 0);
+  while (pauses == 0) {
+    compute(1ms);
+    rest();
+  }
 }
 
 TEST(PaceTest, AThreadStandsAsideAndItsOwnThreadsDo) {

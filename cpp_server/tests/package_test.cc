@@ -236,8 +236,16 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
     kept[name].resize(record.bytes);
     return {.place = kept[name]};
   };
-  verify_records(records, manifest.records, {.into = into});
-  EXPECT_EQ(text_of(kept.at("data/0")), large);
+  for (const bool when_idle : {false, true}) {
+    kept.clear();
+    std::uint64_t compared = 0;
+    verify_records(records, manifest.records,
+                   {.into = into, .when_idle = when_idle, .progress = [&](std::uint64_t bytes) {
+                      compared += bytes;
+                    }});
+    EXPECT_EQ(text_of(kept.at("data/0")), large);
+    EXPECT_EQ(compared, large.size() + 5);
+  }
 
   // From memory, from the file, and from both.
   const std::string manifest_text = "{}";
@@ -258,13 +266,15 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
   write(bad);
   const PackageFile other(path);
   const Records others(other);
-  try {
-    verify_records(others, manifest.records);
-    FAIL() << "a changed chunk was not found";
-  } catch (const PackageError& error) {
-    // The first, whichever thread is faster.
-    EXPECT_NE(std::string(error.what()).find("of bytes 8388608 to 16777216 of 16777221, the"),
-              std::string::npos);
+  for (const bool when_idle : {false, true}) {
+    try {
+      verify_records(others, manifest.records, {.when_idle = when_idle});
+      FAIL() << "a changed chunk was not found";
+    } catch (const PackageError& error) {
+      // The first, whichever thread is faster.
+      EXPECT_NE(std::string(error.what()).find("of bytes 8388608 to 16777216 of 16777221, the"),
+                std::string::npos);
+    }
   }
   EXPECT_THROW(file_sha256(others, manifest.records, nothing, {}), PackageError);
 }

@@ -12,6 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr Duration kQuiet = std::chrono::seconds(1);
+constexpr Duration kMostWait = std::chrono::milliseconds(1);
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -19,22 +20,21 @@ TimePoint now() { return std::chrono::steady_clock::now(); }
 
 double aside_share(int cpus) {
   constexpr double kOfAll = 1.0 / 10;
-  constexpr double kOfOne = 1.0 / 3;
-  return std::min(kOfAll * cpus, kOfOne);
+  return std::min(kOfAll * cpus, 1.0);
 }
 
-Pace::Pace(std::function<bool()> answering, clockid_t cpu)
+Pace::Pace(std::function<bool()> answering, clockid_t cpu, double share)
     : answering_(std::move(answering)),
-      share_(aside_share(available_cpus())),
+      share_(share * aside_share(available_cpus())),
       cpu_(cpu),
-      seen_(now()),
-      last_(now()),
-      used_(used()) {}
+      seen_(now()) {
+  begin();
+}
 
-Duration Pace::used() const {
-  timespec time{};
-  ::clock_gettime(cpu_, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+void Pace::begin() {
+  thread_ = std::this_thread::get_id();
+  last_ = now();
+  used_ = time_of(cpu_);
 }
 
 bool Pace::anybody(TimePoint at) {
@@ -42,19 +42,28 @@ bool Pace::anybody(TimePoint at) {
   return at - seen_ < kQuiet;
 }
 
+void Pace::sleep(Duration length) const {
+  std::this_thread::sleep_for(length);
+  if (answering_ == nullptr) return;
+  for (Duration more{0}; more < kMostWait && answering_(); more += kLeastPause) {
+    std::this_thread::sleep_for(kLeastPause);
+  }
+}
+
 void Pace::rest() {
-  rest([](Duration length) { std::this_thread::sleep_for(length); });
+  rest([](const std::function<void()>& sleep) { sleep(); });
 }
 
 void Pace::rest(const Pause& pause) {
+  // Another thread, which has used other time, goes on with the work.
+  if (thread_ != std::this_thread::get_id()) begin();
   const TimePoint at = now();
-  const Duration work = used() - used_;
+  const Duration work = time_of(cpu_) - used_;
   const Duration length = pause_behind(work, at - last_, share_);
   // Time that has passed without a CPU does not count later.
   if (length == Duration::zero() && at - last_ < work + kMostPause) return;
-  if (length > Duration::zero() && anybody(at)) pause(length);
-  last_ = now();
-  used_ = used();
+  if (length > Duration::zero() && anybody(at)) pause([&] { sleep(length); });
+  begin();
 }
 
 }  // namespace tessera

@@ -7,12 +7,16 @@
 // A slice of its own (sched_setattr(2)) does not do either: with the shortest one, 0.1 ms, and with
 // the longest one, 100 ms, the p99 of calls was higher in each of three rounds than without.
 //
-// Contract: one object per thread; rest alone blocks.
+// A pause ends while nothing is being answered, if that comes within a millisecond: two CPUs may be
+// one core's, and a piece that runs beside a call makes that call slower.
+//
+// Contract: one thread at a time; rest alone blocks.
 #pragma once
 
 #include <time.h>
 
 #include <functional>
+#include <thread>
 
 #include "common/clock.h"
 
@@ -20,34 +24,39 @@ namespace tessera {
 
 class Pace {
  public:
-  using Pause = std::function<void(Duration length)>;
+  // Stops the work, calls `sleep` and lets the work go on.
+  using Pause = std::function<void(const std::function<void()>& sleep)>;
 
   // `answering` says whether a call is being answered now; null: always. `cpu` is the clock of what
-  // the work uses of CPUs, that of the thread that makes this or that of another process.
-  explicit Pace(std::function<bool()> answering = nullptr, clockid_t cpu = CLOCK_THREAD_CPUTIME_ID);
+  // the work uses of CPUs, that of the thread that calls or that of another process. The work may
+  // use `share` of aside_share.
+  explicit Pace(std::function<bool()> answering = nullptr, clockid_t cpu = CLOCK_THREAD_CPUTIME_ID,
+                double share = 1);
 
   // To be called between pieces of some 100 microseconds: sleeps until the work has used
   // aside_share of the time since the last call, or not at all where no call was answered for a
   // second.
   void rest();
 
-  // The same, where `pause` stops the work for so long.
+  // The same, where `pause` stops the work.
   void rest(const Pause& pause);
 
  private:
-  Duration used() const;
+  void begin();
   bool anybody(TimePoint now);
+  void sleep(Duration length) const;
 
   const std::function<bool()> answering_;
   const double share_;
   const clockid_t cpu_;
   TimePoint seen_;  // when a call was being answered last
+  std::thread::id thread_;
   TimePoint last_;
-  Duration used_;  // what the work had used then
+  Duration used_{};  // what the work had used then
 };
 
 // What such work may use of one CPU while calls are answered, where a process may use `cpus`: a
-// tenth of them all, and a third of one at most. With fewer than four the calls need what is more.
+// tenth of them all, and one at most.
 double aside_share(int cpus);
 
 }  // namespace tessera

@@ -104,13 +104,17 @@ void check_device_kind(const std::string& path, const Manifest& manifest) {
 }
 
 std::unique_ptr<FileHash> hash_of_file(const std::shared_ptr<const Checked>& checked,
-                                       const std::optional<Opening>& opening, bool follow) {
-  Contents contents = opening.has_value() ? opening->contents(/*unchanging=*/follow) : Contents();
+                                       const std::optional<Opening>& opening,
+                                       const LoadOptions& options) {
+  // Of what work aside may use of a CPU: nobody waits for it, and loads go on beside it.
+  constexpr double kShare = 0.25;
+  Contents contents =
+      opening.has_value() ? opening->contents(/*unchanging=*/options.follow) : Contents();
   contents[kManifestRecord] = checked->manifest_bytes;
   return std::make_unique<FileHash>(
-      [checked, contents,
+      [checked, contents, answering = options.answering,
        kept = opening.has_value() ? opening->kept() : nullptr](const std::stop_token& stop) {
-        Pace pace;
+        Pace pace(answering, CLOCK_THREAD_CPUTIME_ID, kShare);
         return file_sha256(checked->records, checked->manifest.records, contents, stop,
                            [&pace] { pace.rest(); });
       });
@@ -153,14 +157,16 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
                       static_cast<double>(checked->file->size()));
     if (options.rest != nullptr) options.rest();
   };
-  verify_records(
-      checked->records, manifest.records,
-      {.into = into, .threads = options.beside ? 1U : kReadingThreads, .progress = count});
+  verify_records(checked->records, manifest.records,
+                 {.into = into,
+                  .threads = options.beside ? 1U : kReadingThreads,
+                  .when_idle = options.beside && !options.only_try,
+                  .progress = count});
   if (on_cpu) opening->share_tables();
   check_contents(checked->records, checked->parsed, options.allow_ops);
   steps.done("verify");
   LoadedPackage package;
-  if (!options.only_try) package.file_hash = hash_of_file(checked, opening, options.follow);
+  if (!options.only_try) package.file_hash = hash_of_file(checked, opening, options);
   try {
     load_operator_libraries(manifest.operator_libraries, options.library_folders);
   } catch (const LibraryError& error) {

@@ -40,8 +40,12 @@ struct LoadOptions {
   // Operators that its graph may call beside those that every package may.
   std::set<std::string> allow_ops = {};
   GpuOptions gpu = {};
-  // Other models are served meanwhile: the calling thread alone reads and hashes.
+  // Other models are served meanwhile: one thread reads and hashes, while CPUs have nothing else to
+  // do as long as that gets on.
   bool beside = false;
+  // Whether calls are being answered, for which the hash of the whole file pauses; asked as long as
+  // the package is there. Null: it pauses always.
+  std::function<bool()> answering = nullptr;
   // Called between pieces of the work; it may block. Null: the work goes on at once.
   std::function<void()> rest = nullptr;
   // Large tables are neither compared nor read into memory, but mapped: to see whether the model

@@ -3,7 +3,7 @@
 #include <exception>
 #include <utility>
 
-#include "common/pace.h"
+#include "common/idle_thread.h"
 #include "common/stand_aside.h"
 #include "common/thread_name.h"
 
@@ -35,6 +35,7 @@ void FileHash::tell(Listener listener) {
 void FileHash::run(const std::stop_token& stop, const Compute& compute) {
   name_thread("file-hash");
   stand_aside();
+  be_idle();
   Result result;
   try {
     result.sha256 = compute(stop);

@@ -28,7 +28,8 @@ class FileHash {
   };
   using Listener = std::function<void(const Result& result)>;
 
-  // Calls `compute` once, in a thread of its own that stands back for all others.
+  // Calls `compute` once, in a thread of its own, while CPUs have nothing else to do
+  // (idle_thread.h).
   explicit FileHash(Compute compute);
   FileHash(const FileHash&) = delete;
   FileHash& operator=(const FileHash&) = delete;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/idle_thread.h"
 #include "common/mutex.h"
 #include "common/text.h"
 #include "common/thread_name.h"
@@ -75,14 +76,50 @@ void compare(const Records& records, const Part& part, std::uint64_t record_byte
                           ", ", records.kind().last_word, " says ", *part.sha256));
 }
 
-void check_part(const Records& records, const Part& part, std::uint64_t record_bytes,
-                const ReadOptions& options) {
-  Sha256 digest;
-  read_part(records.file(), part, [&](std::span<const std::byte> piece) {
-    digest.update(piece);
-    if (options.progress != nullptr) options.progress(piece.size());
+// Compares a part piece by piece: one thread can go on where another has stopped.
+class Comparison {
+ public:
+  Comparison(const Records& records, const Part& part)
+      : records_(records),
+        part_(part),
+        scratch_(part.place.empty() ? std::min(part.bytes, kPieceBytes) : 0) {}
+
+  // Reads a piece; false: it was the last one, and the part has its hash.
+  bool go_on(const ReadOptions& options) {
+    const std::uint64_t bytes = std::min(part_.bytes - done_, kPieceBytes);
+    const auto piece =
+        part_.place.empty() ? std::span(scratch_).first(bytes) : part_.place.subspan(done_, bytes);
+    if (bytes > 0) records_.file().read_at(part_.offset + done_, piece);
+    digest_.update(piece);
+    done_ += bytes;
+    if (options.progress != nullptr) options.progress(bytes);
+    if (done_ < part_.bytes) return true;
+    compare(records_, part_, records_.all().at(*part_.name).bytes, digest_.hex());
+    return false;
+  }
+
+ private:
+  const Records& records_;
+  const Part& part_;
+  std::vector<std::byte> scratch_;
+  std::uint64_t done_ = 0;
+  Sha256 digest_;
+};
+
+void check_when_idle(const Records& records, const std::vector<Part>& parts,
+                     const ReadOptions& options) {
+  auto part = parts.begin();
+  std::optional<Comparison> current;
+  run_when_idle([&](const std::stop_token& stop) {
+    while (part != parts.end()) {
+      if (!current.has_value()) current.emplace(records, *part);
+      while (current->go_on(options)) {
+        if (stop.stop_requested()) return;
+      }
+      current.reset();
+      ++part;
+    }
   });
-  compare(records, part, record_bytes, digest.hex());
 }
 
 void check_sizes(const Records& records, const std::string& name, const Record& record,
@@ -177,12 +214,18 @@ void verify_records(const Records& records, const Listed& listed, const ReadOpti
     add_parts(parts, name, record, info, to.place);
     bytes += record.bytes;
   }
+  if (options.when_idle && options.threads == 1) {
+    check_when_idle(records, parts, options);
+    return;
+  }
   std::atomic<std::size_t> next = 0;
   FirstFailure failure;
   const auto work = [&] {
     for (std::size_t i = next++; i < parts.size() && !failure.any(); i = next++) {
       try {
-        check_part(records, parts[i], records.all().at(*parts[i].name).bytes, options);
+        Comparison comparison(records, parts[i]);
+        while (comparison.go_on(options)) {
+        }
       } catch (...) {
         failure.note(i, std::current_exception());
       }

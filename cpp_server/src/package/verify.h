@@ -29,6 +29,8 @@ using Into = std::function<Destination(const std::string& name, const Record& re
 struct ReadOptions {
   Into into = nullptr;   // null: nothing is kept
   unsigned threads = 1;  // at most
+  // With one: it reads on a thread that runs while CPUs have nothing else to do (idle_thread.h).
+  bool when_idle = false;
   // Called, from any of those threads, when so many more bytes have been compared. It may block,
   // and what it throws ends the reading.
   std::function<void(std::uint64_t bytes)> progress = nullptr;

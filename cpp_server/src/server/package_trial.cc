@@ -14,10 +14,10 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
-#include <thread>
 #include <utility>
 
 #include "common/clock.h"
+#include "common/idle_thread.h"
 #include "common/pace.h"
 #include "common/text.h"
 #include "model/loader.h"
@@ -73,6 +73,7 @@ constexpr int kChildFlags = CLONE_VM | CLONE_VFORK | SIGCHLD;
 // the program.
 struct Start {
   std::vector<char*> arguments;
+  bool idle = false;  // it runs while CPUs have nothing else to do (idle_thread.h)
   int stderr_descriptor = -1;
   int failure = 0;  // errno where the program cannot be executed
 };
@@ -81,6 +82,7 @@ int begin_child(void* given) {
   Start& start = *static_cast<Start*>(given);
   // Before anything else: a process that is stopped cannot end itself when this one is gone.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (start.idle) be_idle();
   const int nothing = ::open("/dev/null", O_RDWR);
   ::dup2(nothing, STDIN_FILENO);
   ::dup2(nothing, STDOUT_FILENO);
@@ -97,8 +99,10 @@ int begin_child(void* given) {
 // A process that is killed unless it has been waited for.
 class Child {
  public:
-  Child(std::vector<std::string> arguments, int stderr_descriptor, const std::string& path) {
+  Child(std::vector<std::string> arguments, int stderr_descriptor, const std::string& path,
+        bool idle) {
     Start start;
+    start.idle = idle;
     start.stderr_descriptor = stderr_descriptor;
     start.arguments.reserve(arguments.size() + 1);
     for (std::string& argument : arguments) start.arguments.push_back(argument.data());
@@ -126,10 +130,10 @@ class Child {
     return clock;
   }
 
-  // Lets it wait for so long.
-  void pause(Duration length) const {
+  // Lets it wait while this sleeps.
+  void pause(const std::function<void()>& sleep) const {
     ::kill(id_, SIGSTOP);
-    std::this_thread::sleep_for(length);
+    sleep();
     ::kill(id_, SIGCONT);
   }
 
@@ -194,17 +198,19 @@ std::string last_line(std::string said) {
   return said.substr(said.rfind('\n') + 1);
 }
 
-}  // namespace
-
-void try_package(const PackageFile& file, const ServerConfig& config,
-                 const std::function<bool()>& answering, const std::function<void()>& waiting) {
+// As try_package does, in a process that runs while CPUs have nothing else to do where `idle` says
+// so; false: it had too little of them, and the package has not been tried.
+bool try_in_process(const PackageFile& file, const ServerConfig& config,
+                    const std::function<bool()>& answering, const std::function<void()>& waiting,
+                    bool idle) {
   const auto limit =
       std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.load_timeout_s));
   Pipe pipe(file.path());
-  Child child(trial_arguments(file, config), pipe.writing(), file.path());
+  Child child(trial_arguments(file, config), pipe.writing(), file.path(), idle);
   pipe.close_writing();
   Watch watch(pipe.reading(), limit);
   Pace pace(answering, child.cpu_clock());
+  Starvation starvation(child.cpu_clock());
   while (watch.read_for(kTurn)) {
     waiting();
     if (watch.too_long()) {
@@ -212,10 +218,13 @@ void try_package(const PackageFile& file, const ServerConfig& config,
                          text("its model ran longer than --load-timeout-s ", config.load_timeout_s,
                               " while it was tried; do not use it, or give it more time"));
     }
-    if (answering != nullptr) pace.rest([&](Duration length) { child.pause(length); });
+    if (idle && starvation.seen()) return false;
+    if (answering != nullptr) {
+      pace.rest([&](const std::function<void()>& sleep) { child.pause(sleep); });
+    }
   }
   const int status = child.wait();
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
   if (WIFEXITED(status) && WEXITSTATUS(status) == kRefused) {
     throw PackageError(file.path(), last_line(watch.said()));
   }
@@ -223,6 +232,15 @@ void try_package(const PackageFile& file, const ServerConfig& config,
                                        WIFSIGNALED(status) ? text("signal ", WTERMSIG(status))
                                                            : text("status ", WEXITSTATUS(status)),
                                        "); do not use it"));
+}
+
+}  // namespace
+
+void try_package(const PackageFile& file, const ServerConfig& config,
+                 const std::function<bool()>& answering, const std::function<void()>& waiting) {
+  const bool beside = answering != nullptr;
+  if (try_in_process(file, config, answering, waiting, /*idle=*/beside)) return;
+  try_in_process(file, config, answering, waiting, /*idle=*/false);
 }
 
 int run_trial(const std::vector<std::string>& arguments) {

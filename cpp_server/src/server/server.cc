@@ -219,8 +219,8 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
       share = done;
       progress(done);
     };
-    std::function<bool()> answering;
-    if (beside) answering = [this] { return admission_.active() > 0; };
+    options.answering = [this] { return admission_.active() > 0; };
+    const std::function<bool()> answering = beside ? options.answering : nullptr;
     Pace pace(answering);
     if (beside) options.rest = [&pace] { pace.rest(); };
     options.before_opening = [&](const PackageFile& file) {
@@ -255,7 +255,8 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
 }
 
 void Server::load_all() {
-  const LoadOptions options = load_options(config_, trusted_);
+  LoadOptions options = load_options(config_, trusted_);
+  options.answering = [this] { return admission_.active() > 0; };
   for (std::size_t i = 0; i < config_.models.size(); ++i) {
     const std::string& path = config_.models[i].path;
     log_.info("load",

@@ -1,0 +1,91 @@
+// Work while CPUs have nothing else to do, and what happens where they always have.
+#include "common/idle_thread.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(IdleThreadTest, WorkIsDoneOnceOnAThreadOfTheClass) {
+  std::vector<int> classes;
+  std::thread::id thread;
+  run_when_idle([&](const std::stop_token&) {
+    classes.push_back(::sched_getscheduler(0));
+    thread = std::this_thread::get_id();
+  });
+  EXPECT_EQ(classes, std::vector{SCHED_IDLE});
+  EXPECT_NE(thread, std::this_thread::get_id());
+  EXPECT_NE(::sched_getscheduler(0), SCHED_IDLE);
+}
+
+TEST(IdleThreadTest, TheCallingThreadGoesOnWhereTheOtherHasTooLittleOfACpu) {
+  std::vector<int> pieces;
+  std::vector<std::thread::id> threads;
+  int stopped = 0;
+  run_when_idle(
+      [&](const std::stop_token& stop) {
+        threads.push_back(std::this_thread::get_id());
+        // A thread that sleeps has none, as one that waits for a CPU.
+        while (pieces.size() < 3) {
+          if (stop.stop_possible()) {
+            while (!stop.stop_requested()) std::this_thread::sleep_for(1ms);
+          }
+          pieces.push_back(static_cast<int>(pieces.size()));
+          if (stop.stop_requested()) {
+            ++stopped;
+            return;
+          }
+        }
+      },
+      {.share = 0.5, .length = 20ms});
+  EXPECT_EQ(pieces, (std::vector{0, 1, 2}));
+  EXPECT_EQ(stopped, 1);
+  ASSERT_EQ(threads.size(), 2U);
+  EXPECT_NE(threads[0], std::this_thread::get_id());
+  EXPECT_EQ(threads[1], std::this_thread::get_id());
+}
+
+TEST(IdleThreadTest, WorkThatComputesIsLeftWhereItIs) {
+  int calls = 0;
+  run_when_idle(
+      [&](const std::stop_token&) {
+        ++calls;
+        const Duration begin = thread_cpu_time();
+        while (thread_cpu_time() - begin < 50ms) {
+        }
+      },
+      {.share = 0.0001, .length = 5ms});
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(IdleThreadTest, FailuresOfEitherThreadAreThrown) {
+  EXPECT_THROW(run_when_idle([](const std::stop_token&) { throw std::runtime_error("first"); }),
+               std::runtime_error);
+  const auto second = [](const std::stop_token& stop) {
+    if (!stop.stop_possible()) throw std::invalid_argument("second");
+    while (!stop.stop_requested()) std::this_thread::sleep_for(1ms);
+  };
+  EXPECT_THROW(run_when_idle(second, {.share = 0.5, .length = 20ms}), std::invalid_argument);
+}
+
+TEST(IdleThreadTest, StarvationIsTooLittleOfACpuOverAWholeLength) {
+  Starvation starvation(CLOCK_THREAD_CPUTIME_ID, {.share = 0.001, .length = 30ms});
+  EXPECT_FALSE(starvation.seen());  // no length is whole
+  const TimePoint begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < 40ms) {
+  }
+  EXPECT_FALSE(starvation.seen());
+  std::this_thread::sleep_for(40ms);
+  EXPECT_TRUE(starvation.seen());
+  EXPECT_FALSE(starvation.seen());  // the next one has begun
+}
+
+}  // namespace
+}  // namespace tessera
