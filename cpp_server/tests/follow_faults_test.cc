@@ -1,6 +1,7 @@
 // A followed version for which the system has no memory, no descriptor or no time at the wrong
 // moment: a state is whole afterwards, and the commit is taken once there is.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <new>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "failing_memory.h"
 #include "follow/fence.h"
@@ -101,6 +103,19 @@ TEST_F(FollowTest, AFolderThatCannotBeReadIsToldAndNotTakenForAnEmptyOne) {
   EXPECT_EQ(metrics.trouble(), "commit 1: " + folder + ": cannot be read (Permission denied)");
   EXPECT_EQ(followed->poll(), Outcome::kChanged);
   expect_state(1);
+}
+
+TEST_F(FollowTest, ACommitIsStagedAgainOnAThreadThatGetsOnWhereTheFirstDoesNot) {
+  publish(1, 1, base);
+  std::vector<bool> idle;
+  runner.before_stage = [&] {
+    idle.push_back(::sched_getscheduler(0) == SCHED_IDLE);
+    // It has nothing of a CPU, as on a machine whose CPUs are all in use.
+    if (idle.back()) std::this_thread::sleep_for(500ms);
+  };
+  EXPECT_EQ(followed->poll(), Outcome::kChanged);
+  expect_state(1);
+  EXPECT_EQ(idle, (std::vector{true, false}));
 }
 
 TEST_F(FollowTest, ACommitThatIsBeingReadIsLeftWhereTheServerStops) {

@@ -71,6 +71,7 @@ class TableRunner final : public Runner {
   Table table;
   std::function<void()> before_forward;  // may throw
   std::function<void()> before_swap;     // likewise
+  std::function<void()> before_stage;    // likewise
 
  private:
   // HostWeights, of which every exchange may fail.
@@ -80,6 +81,7 @@ class TableRunner final : public Runner {
     std::optional<std::uint64_t> bytes(const std::string& record) const override {
       return own_.bytes(record);
     }
+    bool on_host() const override { return true; }
     std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
                                          const std::function<void()>& between) override {
       class Staged final : public StagedPatches {
@@ -96,6 +98,8 @@ class TableRunner final : public Runner {
         TableRunner& runner_;
         const std::unique_ptr<StagedPatches> own_;
       };
+      if (runner_.before_stage != nullptr) runner_.before_stage();
+      between();
       return std::make_unique<Staged>(runner_, own_.stage(std::move(patches), between));
     }
 

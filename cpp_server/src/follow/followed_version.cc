@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/flags.h"
+#include "common/idle_thread.h"
 #include "common/out_of_memory.h"
 #include "common/pace.h"
 #include "common/stand_aside.h"
@@ -27,6 +28,9 @@ constexpr Duration kReloadPatience = std::chrono::seconds(30);
 // A commit is read and staged with pauses until its file has had its name for so long: one that is
 // late is not made later.
 constexpr Duration kPauses = std::chrono::milliseconds(500);
+// Of a CPU, and over how long, what is too little to stage a commit while CPUs have nothing else to
+// do.
+constexpr Patience kIdlePatience{.share = 0.02, .length = std::chrono::milliseconds(100)};
 
 // What is left of that for the file at `path`. A clock that was wrong when the file got its name
 // makes it none, or all.
@@ -145,10 +149,7 @@ FollowedVersion::Outcome FollowedVersion::take(CommitNumber number, const Fence&
   std::uint64_t rows = 0;
   Duration took{};
   try {
-    stand_aside([&] {
-      mutex_.assert_held();
-      staged = stage(number, fence);
-    });
+    staged = stage_aside(number, fence);
     // Reading may have taken long, and somebody may have fenced it off meanwhile.
     if (read_fence(log_folder_) != fence) return Outcome::kChanged;
     rows = staged.commit.info.rows();
@@ -181,12 +182,36 @@ FollowedVersion::Outcome FollowedVersion::take(CommitNumber number, const Fence&
   return Outcome::kChanged;
 }
 
-// Throws LeftForLater.
-void FollowedVersion::go_on() const {
+// Throws LeftForLater and Starved.
+void FollowedVersion::go_on(const std::stop_token& starved) const {
+  if (starved.stop_requested()) throw Starved();
   if (urgent_ > 0 || (options_.stopping != nullptr && options_.stopping())) throw LeftForLater();
 }
 
-FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence& fence) const {
+FollowedVersion::Staged FollowedVersion::stage_aside(CommitNumber number,
+                                                     const Fence& fence) const {
+  std::optional<Staged> staged;
+  const auto work = [&](const std::stop_token& starved) {
+    mutex_.assert_held();
+    if (staged.has_value()) return;
+    try {
+      staged = stage(number, fence, starved);
+    } catch (const Starved&) {  // it is begun again, on a thread that gets on
+      return;
+    }
+  };
+  stand_aside([&] {
+    if (model_.runner.weights()->on_host()) {
+      run_when_idle(work, kIdlePatience);
+    } else {
+      work({});
+    }
+  });
+  return std::move(*staged);
+}
+
+FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence& fence,
+                                               const std::stop_token& starved) const {
   const std::string path = text(log_folder_, "/", commit_name(number));
   const CommitFile file(path, options_.trusted);
   if (const auto why = refusal(file.info(), file.sha256(), number, log_state(), fence)) {
@@ -196,8 +221,8 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
   Pace pace;
   // Before it answers there is nobody to make room for.
   const TimePoint until = clock_.now() + (shown_ ? pauses_left(path) : Duration::zero());
-  const std::function<void()> between = [this, &pace, until] {
-    go_on();
+  const std::function<void()> between = [&] {
+    go_on(starved);
     if (clock_.now() < until) pace.rest();
   };
   Staged staged{.commit = file.read(weights, between), .patches = nullptr, .golden = {}};

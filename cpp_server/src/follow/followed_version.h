@@ -10,7 +10,8 @@
 // Contract: any thread; one call runs at a time, and a commit that is being read is left for later
 // where another call comes, as its caller may want to take others back.
 // They block on the disk and on batches that are being computed. Files are read and checked on a
-// thread that stands back for others; the bytes are written by the calling thread, which must not:
+// thread that runs while CPUs have nothing else to do, or stands back for others where they always
+// have; the bytes are written by the calling thread, which must not:
 // batches wait for it. Ends before the model.
 #pragma once
 
@@ -21,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -111,6 +113,8 @@ class FollowedVersion {
   using Undo = std::optional<std::vector<std::shared_ptr<StagedPatches>>>;
   // Ends the reading of a commit that is left for later.
   struct LeftForLater {};
+  // Ends the reading on a thread that has too little of a CPU.
+  struct Starved {};
   // Waits for its turn before a commit that is being read.
   class Urgent;
 
@@ -120,8 +124,10 @@ class FollowedVersion {
   Undo undo_to(CommitNumber to) const TESSERA_REQUIRES(mutex_);
   Outcome take(CommitNumber number, const Fence& fence) TESSERA_REQUIRES(mutex_);
   Outcome go_back(CommitNumber to) TESSERA_REQUIRES(mutex_);
-  Staged stage(CommitNumber number, const Fence& fence) const TESSERA_REQUIRES(mutex_);
-  void go_on() const;
+  Staged stage_aside(CommitNumber number, const Fence& fence) const TESSERA_REQUIRES(mutex_);
+  Staged stage(CommitNumber number, const Fence& fence, const std::stop_token& starved) const
+      TESSERA_REQUIRES(mutex_);
+  void go_on(const std::stop_token& starved) const;
   // How long nothing else was computed.
   Duration write(Staged& staged) TESSERA_REQUIRES(mutex_);
   void replay(const Staged& staged);

@@ -63,6 +63,10 @@ class Weights {
   // Bytes of a record that lies in the model as it is in the package; nothing: there is none.
   virtual std::optional<std::uint64_t> bytes(const std::string& record) const = 0;
 
+  // Whether they lie in this process's memory. Those of a device are staged under locks of its
+  // driver, for which whoever serves would wait.
+  virtual bool on_host() const = 0;
+
   // Throws std::bad_alloc. `between` is called as by prepare.
   virtual std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
                                                const std::function<void()>& between) = 0;
@@ -79,6 +83,7 @@ class HostWeights final : public Weights {
   explicit HostWeights(Places places) : places_(std::move(places)) {}
 
   std::optional<std::uint64_t> bytes(const std::string& record) const override;
+  bool on_host() const override { return true; }
   using Weights::stage;
   std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
                                        const std::function<void()>& between) override;
