@@ -76,6 +76,10 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``touch_rows_aside(storages, rows, values, offsets, strides, share, seconds)``
     `touch_rows_of`, and the pages of ``values`` as well, with pauses so that the calling thread uses ``share`` of one CPU
     at most; there are no pauses after ``seconds``.  No graph of a package may call it.  CPU only.
+``read_aside(out [bytes], descriptor, offset, share)``
+    Reads ``bytes`` bytes (uint8) of an open file from ``offset``, on a thread that runs while CPUs have nothing else to do,
+    or on the calling one where they always have, with pauses so that it uses ``share`` of one CPU at most.  Raises
+    ``RuntimeError`` where the file ends before.  No graph of a package may call it.  CPU only.
 ``table_batch(dense, dense_present, ids, ids_present, list_..., first, rows, weighted)``
     Rows ``first`` to ``first + rows - 1`` of a table's columns as a batch, ``B = rows``: dense values ``[B, D]``
     (NaN where missing), lengths ``[F * B]`` int32 and ids ``[N]`` int64 feature after feature (those of one

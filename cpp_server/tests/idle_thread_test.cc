@@ -1,5 +1,5 @@
 // Work while CPUs have nothing else to do, and what happens where they always have.
-#include "common/idle_thread.h"
+#include "csrc/idle_thread.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include "common/clock.h"
 
 namespace tessera {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 namespace tessera {
@@ -23,21 +24,30 @@ inline std::chrono::nanoseconds pause_behind(std::chrono::nanoseconds used,
   return pause < kLeastPause ? std::chrono::nanoseconds::zero() : pause;
 }
 
+// What a clock of the system has counted.
+inline std::chrono::nanoseconds time_of(clockid_t clock) {
+  timespec counted{};
+  ::clock_gettime(clock, &counted);
+  return std::chrono::seconds(counted.tv_sec) + std::chrono::nanoseconds(counted.tv_nsec);
+}
+
 // The pauses of one call of an operator, on its thread. The Pace of tessera-server also looks
 // whether anybody is answered at all.
 class Pauses {
  public:
-  // `share` of a CPU; behind `seconds` there are no more pauses.
-  Pauses(double share, double seconds)
+  // `share` of a CPU; behind `seconds` there are no more pauses, and without them always.
+  explicit Pauses(double share, double seconds = std::numeric_limits<double>::infinity())
       : share_(share), until_(now() + std::chrono::duration<double>(seconds)) {
     begin();
   }
 
   // To be called between pieces of some 100 microseconds.
   void rest() {
+    // Another thread, which has used other time, goes on with the work.
+    if (thread_ != std::this_thread::get_id()) begin();
     const auto at = now();
     if (at >= until_) return;
-    const std::chrono::nanoseconds used = cpu_time() - used_;
+    const std::chrono::nanoseconds used = time_of(CLOCK_THREAD_CPUTIME_ID) - used_;
     const std::chrono::nanoseconds pause = pause_behind(used, at - last_, share_);
     // Time that has passed without a CPU does not count later.
     if (pause == std::chrono::nanoseconds::zero() && at - last_ < used + kMostPause) return;
@@ -50,19 +60,15 @@ class Pauses {
 
   static std::chrono::time_point<Clock, std::chrono::nanoseconds> now() { return Clock::now(); }
 
-  static std::chrono::nanoseconds cpu_time() {
-    timespec time{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-  }
-
   void begin() {
+    thread_ = std::this_thread::get_id();
     last_ = now();
-    used_ = cpu_time();
+    used_ = time_of(CLOCK_THREAD_CPUTIME_ID);
   }
 
   const double share_;
   const std::chrono::time_point<Clock, std::chrono::duration<double>> until_;
+  std::thread::id thread_;
   std::chrono::time_point<Clock, std::chrono::nanoseconds> last_;
   std::chrono::nanoseconds used_{};
 };

@@ -64,6 +64,7 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "touch_rows_aside(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
       "int[] strides, float share, float seconds) -> ()");
+  m.def("read_aside(Tensor(a!) out, int descriptor, int offset, float share) -> ()");
   m.def(
       "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "
       "Tensor[] list_values, Tensor[] list_weights, Tensor[] list_starts, Tensor[] list_lengths, "

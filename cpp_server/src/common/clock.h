@@ -24,15 +24,12 @@ inline TimePoint later(TimePoint now, std::chrono::seconds whole, Duration rest)
 
 inline double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// What a clock of the system has counted.
-inline Duration time_of(clockid_t clock) {
-  timespec counted{};
-  ::clock_gettime(clock, &counted);
-  return std::chrono::seconds(counted.tv_sec) + std::chrono::nanoseconds(counted.tv_nsec);
-}
-
 // What the calling thread has used of CPUs: unlike time, it does not pass while others have them.
-inline Duration thread_cpu_time() { return time_of(CLOCK_THREAD_CPUTIME_ID); }
+inline Duration thread_cpu_time() {
+  timespec used{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
 
 class Clock {
  public:

@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "common/flags.h"
-#include "common/idle_thread.h"
 #include "common/out_of_memory.h"
 #include "common/pace.h"
 #include "common/stand_aside.h"
 #include "common/text.h"
+#include "csrc/idle_thread.h"
 #include "follow/fence.h"
 
 namespace tessera {

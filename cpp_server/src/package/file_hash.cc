@@ -3,9 +3,9 @@
 #include <exception>
 #include <utility>
 
-#include "common/idle_thread.h"
 #include "common/stand_aside.h"
 #include "common/thread_name.h"
+#include "csrc/idle_thread.h"
 
 namespace tessera {
 

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "common/idle_thread.h"
 #include "common/mutex.h"
 #include "common/text.h"
 #include "common/thread_name.h"
+#include "csrc/idle_thread.h"
 #include "package/package_error.h"
 #include "package/sha256.h"
 

@@ -17,9 +17,9 @@
 #include <utility>
 
 #include "common/clock.h"
-#include "common/idle_thread.h"
 #include "common/pace.h"
 #include "common/text.h"
+#include "csrc/idle_thread.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
 #include "package/package_error.h"

@@ -1,7 +1,7 @@
 """Checks packages in processes of their own, so that no package can harm the process that answers.
 
 A process that is forked before the server has any thread waits for jobs.  For each it forks another one, which
-reads the package, compares its hashes and runs the model for the first time, standing aside for others.  A model that
+reads the package, compares its hashes and runs the model for the first time, while CPUs have nothing else to do (`run_when_idle`).  A model that
 never ends, or ends its process, ends that one.  What was compared is handed over in memory (`CheckedContents`).
 The process that reads commits (`CommitReader`) is forked there as well.
 """
@@ -32,6 +32,7 @@ from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.time_limit import TimeLimit, limited
 from tessera.serving.server.follow.commit_reader import CommitReader, answer_reads
 from tessera.serving.server.forked import fork
+from tessera.serving.server.idle_process import run_when_idle
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -181,12 +182,11 @@ def _read_commits(jobs: socket.socket, channel: socket.socket, options: CheckOpt
 
 
 def _run(job: dict[str, Any], channel: socket.socket, options: CheckOptions) -> int:
-    pace = None
-    if job["beside"]:
-        stand_aside()
-        pace = Pace()
     body = _check if job["kind"] == "check" else _hash
-    return body(Path(job["path"]), channel, options, pace)
+    if not job["beside"]:
+        return body(Path(job["path"]), channel, options, None)
+    stand_aside()
+    return run_when_idle(lambda: body(Path(job["path"]), channel, options, Pace()))
 
 
 def _check(path: Path, channel: socket.socket, options: CheckOptions, pace: Pace | None) -> int:
