@@ -157,7 +157,7 @@ def _destroy_groups() -> None:
     """Destroy the process groups that the last call made, where gloo serves them.
 
     Each has a thread that wakes up a hundred times a second for as long as the group lives: with the two hundred
-    groups that the tests of 2D parallelism make, idle ranks took a third of a CPU from the tests after them.
+    groups that the tests of 2D parallelism make, four idle ranks took at least half a CPU from the tests after them.
     """
     if uses_cuda() or len(distributed_c10d._world.pg_map) == 1:
         return
