@@ -5,6 +5,7 @@ change that has nothing to do with it may land.  ``make test-random`` is where n
 looked for; what it finds becomes an ``@example`` or a test of its own.
 """
 
+import gc
 import random
 
 import numpy as np
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, register_random, settings
 
 from tessera.serving.packaging.trace import generated_code_forgotten
 from tests.slow_files import slow_files_first
+
+# What the collection of tests makes stays: the collector of garbage need not look through it, then or later.
+gc.disable()
 
 # No deadlines: how long an example takes says how busy the machine is.
 common = settings(
@@ -56,6 +60,11 @@ def pytest_collection_modifyitems(config, items):
         paths = [item.nodeid.partition("::")[0] for item in items]
         place = {path: number for number, path in enumerate(slow_files_first(paths))}
         items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,8 +1,8 @@
-"""``python -m tessera`` started many times: forked from a process that has imported what it imports.
+"""``python -m tessera``, and ``python -c`` of code that uses it, started many times: forked from a process that has imported what it imports.
 
 Importing torch takes a program three seconds of a CPU and more, longer than what most tests look at.  What
 `start` and `run` give is a process of its own, with its own memory, arguments, environment and files, that runs
-``tessera``'s main program to its end, whatever that is; all that it has not done itself is to load the libraries
+``tessera``'s main program, or the code, to its end, whatever that is; all that it has not done itself is to load the libraries
 and compile the sources.  As libraries read the environment when they are loaded, there is such a process for each
 environment, from the second program on that has it; the first is started anew, but for the very first
 environment's.  What a program does from its first instruction on is for tests that start it by ``subprocess``.
@@ -31,8 +31,9 @@ _IMPORTED = ("tessera.serving.server.main", "tessera.serving.commands.serve")
 """What ``tessera serve`` imports; ``tessera verify`` imports part of that."""
 _MESSAGE_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
-# Of pytest alone, and what this module and the command set before gRPC is imported.
-_NOT_COMPARED = {"PYTEST_CURRENT_TEST", "GRPC_VERBOSITY"}
+# Of pytest alone; what this module and the command set before gRPC is imported; and what our operators read at the
+# first call of one, which is after the fork.
+_NOT_COMPARED = {"PYTEST_CURRENT_TEST", "GRPC_VERBOSITY", "TESSERA_CPU_KERNELS"}
 
 
 def _compared(environment):
@@ -42,8 +43,8 @@ def _compared(environment):
 class ForkedProgram:
     """What ``subprocess.Popen`` is, as far as tests use it: ``stdout`` and ``stderr`` are text files or None."""
 
-    def __init__(self, source, arguments, environment, stdout, stderr):
-        self.args = ["tessera", *arguments]
+    def __init__(self, source, asked, stdout, stderr):
+        self.args = asked["argv"]
         self.returncode = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -51,7 +52,7 @@ class ForkedProgram:
             self.stdout, out = _end_of(stdout, 1, given_on)
             both = stderr == subprocess.STDOUT
             self.stderr, err = (None, out) if both else _end_of(stderr, 2, given_on)
-            self.pid = source.fork(self, arguments, environment, [out, err])
+            self.pid = source.fork(self, asked, [out, err])
 
     def __enter__(self):
         return self
@@ -121,17 +122,15 @@ class _Source:
         self.gone = False
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def fork(self, program, arguments, environment, files):
-        """The id of the new process, which ``program`` hears the end of."""
+    def fork(self, program, asked, files):
+        """The id of the new process, which ``program`` hears the end of.
+
+        ``asked`` is its ``argv`` and ``environment`` and, where it does not run ``tessera``, its ``code``.
+        """
         with self._changed:
             number = len(self._programs)
             self._programs.append(program)
-            asked = {
-                "number": number,
-                "arguments": arguments,
-                "environment": environment,
-                "folder": str(Path.cwd()),
-            }
+            asked = {**asked, "number": number, "folder": str(Path.cwd())}
             socket.send_fds(self._socket, [json.dumps(asked).encode()], files)
             answered = self._changed.wait_for(lambda: number in self._pids or self.gone, PATIENCE_S)
             if not answered or self.gone:
@@ -181,11 +180,12 @@ def usual_environment():
     return {**own, "OMP_NUM_THREADS": "1"}
 
 
-def start(arguments, *, environment=None, stdout=None, stderr=None):
+def start(arguments, *, code=None, environment=None, stdout=None, stderr=None):
     """``python -m tessera`` with these arguments; where it is forked, it is killed at the end of pytest.
 
     Args:
-        arguments: what follows ``tessera``.
+        arguments: what follows ``tessera``, or the code.
+        code: Python that runs in ``tessera``'s place.
         environment: its environment; None: `usual_environment`.
         stdout, stderr: as of ``subprocess.Popen``; of a pipe the text is read.
     """
@@ -198,19 +198,22 @@ def start(arguments, *, environment=None, stdout=None, stderr=None):
             source = _sources[compared] = _Source(environment)
         _seen.add(compared)
     if source is None:
+        program = ["-m", "tessera"] if code is None else ["-c", code]
         return subprocess.Popen(
-            [sys.executable, "-m", "tessera", *arguments],
+            [sys.executable, *program, *arguments],
             stdout=stdout,
             stderr=stderr,
             text=True,
             errors="backslashreplace",
             env=environment,
         )
-    return ForkedProgram(source, arguments, environment, stdout, stderr)
+    argv = ["tessera" if code is None else "-c", *arguments]
+    asked = {"argv": argv, "code": code, "environment": environment}
+    return ForkedProgram(source, asked, stdout, stderr)
 
 
 def run(arguments, **options):
-    """``python -m tessera`` to its end, as ``subprocess.run`` with ``capture_output`` gives it."""
+    """The same to its end, as ``subprocess.run`` with ``capture_output`` gives it; ``options`` as of `start`."""
     with start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as program:
         late = threading.Timer(PATIENCE_S, program.kill)
         late.start()
@@ -233,7 +236,7 @@ def _become(given, files):
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = ["tessera", *given["arguments"]]
+    sys.argv = given["argv"]
 
 
 def _tell_of_ends(numbers, channel):
@@ -246,7 +249,7 @@ def _tell_of_ends(numbers, channel):
 
 
 def _fork_as_asked(channel):
-    """Fork for each message; returns in the children alone."""
+    """Fork for each message; returns in the children alone, with the code that they run instead of ``tessera``, or None."""
     numbers = {}
     woken, waker = socket.socketpair()
     waker.setblocking(False)
@@ -269,7 +272,7 @@ def _fork_as_asked(channel):
             _become(given, files)
             for each in (channel, woken, waker):
                 each.close()
-            return
+            return given["code"]
         for descriptor in files:
             os.close(descriptor)
         numbers[pid] = given["number"]
@@ -285,8 +288,11 @@ def _main(descriptor):
     # What is there by now is nobody's to collect, and stays shared with the children.
     gc.collect()
     gc.freeze()
-    _fork_as_asked(socket.socket(fileno=int(descriptor)))
-    runpy.run_module("tessera", run_name="__main__", alter_sys=True)
+    code = _fork_as_asked(socket.socket(fileno=int(descriptor)))
+    if code is None:
+        runpy.run_module("tessera", run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
 
 
 if __name__ == "__main__":

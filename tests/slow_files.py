@@ -9,11 +9,8 @@ from collections import Counter
 
 SECONDS = {
     "tests/capacity/test_fit.py": 119,
-    "tests/training/test_sharded_ebc.py": 90,
-    "tests/training/test_2d_parallel.py": 73,
-    "tests/packaging/test_dense_types.py": 71,
     "tests/tuning/test_tune.py": 66,
-    "tests/trainer/test_train_ranks.py": 62,
+    "tests/training/test_sharded_ebc.py": 64,
     "tests/trainer/test_averages.py": 59,
     "tests/offline/test_partitions_on_ray.py": 55,
     "tests/repository/test_versions_under_load.py": 52,
@@ -43,6 +40,7 @@ SECONDS = {
     "tests/conformance/test_feature_counts.py": 33,
     "tests/test_demo_online.py": 33,
     "tests/attack/test_lives.py": 32,
+    "tests/trainer/test_train_ranks.py": 31,
     "tests/trainer/test_checkpoint.py": 30,
     "tests/attack/test_floods.py": 29,
     "tests/packaging/test_shards.py": 29,
@@ -56,6 +54,7 @@ SECONDS = {
     "tests/rolling/test_rolling.py": 25,
     "tests/training/test_notebook.py": 25,
     "tests/conformance/test_shop.py": 24,
+    "tests/training/test_2d_parallel.py": 24,
     "tests/conformance/test_large_packages.py": 23,
     "tests/conformance/test_tokens.py": 23,
     "tests/conformance/test_triton_client.py": 23,

@@ -65,6 +65,16 @@ def test_it_has_the_folder_and_the_files_of_its_own(tmp_path, monkeypatch):
     assert "b.yaml" in forked_program.run([*SERVE, *flags]).stderr
 
 
+def test_code_runs_in_the_place_of_tessera():
+    code = "import sys, torch\nprint(__name__, sys.argv, torch.get_num_threads())"
+    told = forked_program.run(["one", 2], code=code)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == "__main__ ['-c', 'one', '2'] 1\n"
+    told = forked_program.run([], code="x = {}\nx['none']")
+    assert told.returncode == 1
+    assert told.stderr.endswith("KeyError: 'none'\n")
+
+
 def test_another_environment_is_that_of_a_process_of_its_own(monkeypatch):
     forked_program.run(["--version"])
     monkeypatch.setenv("TESSERA_WORKERS", "several")

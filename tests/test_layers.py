@@ -253,13 +253,14 @@ def forwarded_names(tree):
     return homes
 
 
-# TorchRec's module paths, and the packages that import their names when they are asked for.
-FORWARDED = {
-    module: names
-    for path, module, _ in MODULES
-    if below(module, "tessera.training") and (names := forwarded_names(parsed(path)))
-}
-FORWARDING = set(FORWARDED)
+@functools.cache
+def forwarded():
+    """TorchRec's module paths, and the packages that import their names when they are asked for: module -> names."""
+    return {
+        module: names
+        for path, module, _ in MODULES
+        if below(module, "tessera.training") and (names := forwarded_names(parsed(path)))
+    }
 
 
 def imports_below(prefix):
@@ -296,10 +297,10 @@ def arrows_back(graph):
     return [
         (module, name)
         for module, imported in sorted(graph.items())
-        if module not in FORWARDING
+        if module not in forwarded()
         for name in sorted(imported)
-        if (name in FORWARDING and not below(module, "tessera.training.bench"))
-        or (name not in FORWARDING and place_in_training(name) > place_in_training(module))
+        if (name in forwarded() and not below(module, "tessera.training.bench"))
+        or (name not in forwarded() and place_in_training(name) > place_in_training(module))
     ]
 
 
@@ -316,7 +317,7 @@ def test_training_imports_no_later_room():
     graph = imports_below("tessera.training")
     assert len(graph) > 150
     assert arrows_back(graph) == []
-    assert {place_in_training(m) for m in graph if m not in FORWARDING} == set(
+    assert {place_in_training(m) for m in graph if m not in forwarded()} == set(
         range(len(TRAINING_ORDER))
     )
 
@@ -338,8 +339,8 @@ def test_the_checks_see_an_arrow_back_and_a_circle():
 
 
 def test_forwarded_names_are_those_of_the_modules_that_define_them():
-    assert len(FORWARDED) > 25
-    for path, homes in FORWARDED.items():
+    assert len(forwarded()) > 25
+    for path, homes in forwarded().items():
         forwarding = importlib.import_module(path)
         assert set(homes) <= set(dir(forwarding))
         for name, home in homes.items():

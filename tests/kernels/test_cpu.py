@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +11,7 @@ from tessera.kernels import reference
 from tessera.kernels.plan import plan_column
 from tessera.kernels.row_types import INT8
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
-from tests import REPOSITORY
+from tests.instruction_sets import output_with
 from tests.kernels.cases import calls, random_table
 
 CHILD = """
@@ -42,24 +38,10 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 
 
 def test_every_instruction_set_gives_the_same_bits():
-    def run(name):
-        return subprocess.run(
-            [sys.executable, "-c", CHILD],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "TESSERA_CPU_KERNELS": name,
-                "OMP_NUM_THREADS": "1",
-            },
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-
-    best = run("")
+    best = output_with("", CHILD)
     assert len(best) > 100
-    assert run("scalar") == best
-    assert run("avx2") == best
+    assert output_with("scalar", CHILD) == best
+    assert output_with("avx2", CHILD) == best
 
 
 def test_threads_give_the_same_bits():

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels.linear import NARROW_PANEL, PANEL, pack_linear
+from tests.instruction_sets import output_with
 
 CHILD = """
 import torch
@@ -71,19 +68,10 @@ def test_a_row_has_the_same_bits_in_every_batch(inputs, outputs):
 
 
 def test_every_instruction_set_and_number_of_threads_gives_the_same_bits():
-    def run(name):
-        return subprocess.run(
-            [sys.executable, "-c", CHILD],
-            env={**os.environ, "TESSERA_CPU_KERNELS": name, "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-
-    best = run("")
+    best = output_with("", CHILD)
     assert len(best) > 1000
-    assert run("scalar") == best
-    assert run("avx2") == best
+    assert output_with("scalar", CHILD) == best
+    assert output_with("avx2", CHILD) == best
     packed = pack_linear(*layer(300, 300))
     x = torch.randn(500, 300)
     one = torch.ops.tessera.linear(x, *packed, 300)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +9,7 @@ from hypothesis import strategies as st
 
 from tessera.kernels import reference
 from tessera.kernels.linear import BF16_INPUTS, BF16_OUTPUTS, pack_linear_bf16
+from tests.instruction_sets import output_with
 
 # Every edge at once: odd sizes, rows on both sides of each way through the kernels, subnormal
 # weights, inputs, sums and biases, infinities and NaN.
@@ -125,19 +122,10 @@ def test_a_row_has_the_same_bits_in_every_batch(inputs, outputs):
 
 
 def test_every_instruction_set_gives_the_same_bits():
-    def run(name):
-        return subprocess.run(
-            [sys.executable, "-c", CHILD],
-            env={**os.environ, "TESSERA_CPU_KERNELS": name, "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-
-    best = run("")
+    best = output_with("", CHILD)
     assert len(best) == 65
     for name in ("avx512", "avx2", "scalar"):
-        assert run(name) == best, name
+        assert output_with(name, CHILD) == best, name
 
 
 def test_threads_do_not_change_the_bits():

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +28,7 @@ from tessera.serving.packaging.type_report import (
     compare_types,
 )
 from tessera.serving.packaging.write.golden import golden_batch
+from tests.instruction_sets import output_with
 from tests.package_factory import make_model
 from tests.packaging import user_models
 from tests.packaging.backends import NEEDS_TESSERA
@@ -122,14 +120,7 @@ def test_a_samples_score_has_the_same_bits_in_every_batch(both):
 
 def answers_with(kernels, path):
     """What a program computes that loads the package with this instruction set, or the best for ""."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOADING, str(path)],
-        env={**os.environ, "TESSERA_CPU_KERNELS": kernels},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return torch.tensor(json.loads(done.stdout))
+    return torch.tensor(json.loads(output_with(kernels, LOADING, path)))
 
 
 @pytest.fixture(scope="module")

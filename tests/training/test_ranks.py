@@ -1,12 +1,14 @@
 """The harness itself: every rank runs, errors come back with their rank, a hang ends."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.training.ranks import RankError, rank_device, run_on_ranks
+from tessera.training.distributed.comm import intra_and_cross_node_pg
+from tests.training.ranks import RankError, rank_device, run_on_ranks, uses_cuda
 
 
 def _sum_of_ranks(start):
@@ -52,3 +54,24 @@ def test_a_hang_ends():
 def test_nodes_are_as_large_as_asked_for():
     assert run_on_ranks(2, _local_world_size, local_world_size=1) == [1, 1]
     assert run_on_ranks(2, _local_world_size) == [2, 2]
+
+
+def _make_groups(count):
+    """Groups of all ranks, each used, and the cached ones of the nodes."""
+    for _ in range(count):
+        dist.all_reduce(torch.ones(1), group=dist.new_group(backend="gloo"))
+    intra_and_cross_node_pg()
+
+
+def _loops_of_gloo():
+    """How many threads here wait for what groups receive; each group has one."""
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return names.count("gloo_tcp_loop")
+
+
+@pytest.mark.skipif(uses_cuda(), reason="the groups of NCCL stay")
+def test_groups_that_a_call_made_end_with_it():
+    run_on_ranks(2, _make_groups, 5)
+    assert run_on_ranks(2, _loops_of_gloo) == [1, 1]
+    # The node groups, which are cached, are made anew.
+    run_on_ranks(2, _make_groups, 1)
