@@ -66,13 +66,13 @@ def test_the_hash_is_the_published_one():
 
 
 @pytest.fixture(params=["as built", "without our operators"])
-def _operators(request, monkeypatch):
+def operators(request, monkeypatch):
     if request.param != "as built":
         monkeypatch.setattr(hash_places, "has_operators", lambda _: False)
     return request.param
 
 
-@pytest.mark.usefixtures("_operators")
+@pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("reserved", [0, 30])
 @pytest.mark.parametrize("shape", [(24, 3, 5, 0), (40, 2, 128, 900)])
@@ -121,7 +121,7 @@ def test_refused_ids_are_told_from_all_others(device):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ids_that_a_full_table_refused_get_rows_when_others_expire(
-    clock, policy, device, _operators
+    clock, policy, device, operators
 ):
     module = zch(12, 2, policy, 1, device, max_probe=4)
     reference = PlacesInAList([(0, 6), (6, 6)], 4, lambda id_: id_ % 2, policy)
@@ -143,11 +143,11 @@ def test_ids_that_a_full_table_refused_get_rows_when_others_expire(
             remembered += 1
             assert not any(map(reference.knows, module._in_tensors.refused.values.tolist()))
     assert refusals > 20, refusals
-    assert (remembered > 20) == (_operators == "without our operators"), remembered
+    assert (remembered > 20) == (operators == "without our operators"), remembered
     assert bool(evicted) == bool(regained) == bool(policy)
 
 
-@pytest.mark.usefixtures("_operators")
+@pytest.mark.usefixtures("operators")
 def test_many_new_ids_at_once_are_placed_one_after_another(device):
     module = zch(6000, 1, device=device, max_probe=8)
     reference = PlacesInAList([(0, 6000)], 8, lambda _: 0)

@@ -71,8 +71,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         read_only_suffix: features of which the names end so are looked up and get no new rows.
         persist_hash_zch_bucket: whether the number of buckets is part of the state.
 
-    A call costs up to ``max_probe`` comparisons an id.  Memory: 8 bytes a row, with a policy 12, and while it trains 8
-    for each id that got none, which is not tried again in the same hour: of up to 262,144, or as many as rows.
+    A call costs up to ``max_probe`` comparisons an id.  Memory: 8 bytes a row, with a policy 12.  The host does not wait
+    for a GPU for which our operators are built, but in `evict` after a step in which an id may have expired.
 
     Raises:
         UserError: a number that does not fit the others, or a policy without times to live.
