@@ -118,6 +118,23 @@ def areas_under_roc(blocks: RankedBlocks) -> Tensor:
     return torch.where(pairs == 0, 0.5, area / torch.where(pairs == 0, 1.0, pairs))
 
 
+def area_under_roc(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """The AUC of ``[N]`` examples of one group, at least one; as `areas_under_roc`, with half as many operations."""
+    ranked, order = scores.sort(
+        descending=True
+    )  # not stable, for which torch has vector instructions
+    w, y = (given.index_select(0, order).double() for given in (weights, labels))
+    ends = torch.ones_like(ranked, dtype=torch.bool)  # of blocks
+    torch.ne(ranked[1:], ranked[:-1], out=ends[:-1])
+    positive_to, negative_to = (
+        weight.cumsum(0).masked_select(ends) for weight in (w * y, w * (1.0 - y))
+    )
+    # The first block begins where nothing is counted.
+    won = torch.trapezoid(positive_to, negative_to) + positive_to[0] * negative_to[0] / 2
+    pairs = positive_to[-1] * negative_to[-1]
+    return torch.where(pairs == 0, 0.5, won / torch.where(pairs == 0, 1.0, pairs))
+
+
 def average_precisions(blocks: RankedBlocks) -> Tensor:
     """The area ``[G]`` under each group's precision-recall curve, in steps; 0 without positive examples.
 

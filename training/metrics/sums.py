@@ -96,7 +96,10 @@ class SumsComputation(RecMetricComputation):
         # Not by get_buffer, which looks for modules by parts of the name.
         own = [cast("Tensor", self._buffers[name]) for name in added]
         pairs = zip(added.items(), own, strict=True)
-        states = {name: state.to(buffer.dtype) for (name, state), buffer in pairs}
+        states = {
+            name: state if state.dtype == buffer.dtype else state.to(buffer.dtype)
+            for (name, state), buffer in pairs
+        }
         torch._foreach_add_(own, [*states.values()])  # one kernel of a GPU for all of them
         self._aggregate_window_states(states, labels.shape[-1])
 
