@@ -288,8 +288,9 @@ class EvictedRows:
         """Whether an id of the table ``[Z, 1]`` may have expired, before a step."""
         if self._state != state_of(identities, hours.last):
             self._looked_at = -1
-        known = self._looked_at >= 0 and isinstance(self._least, int)
-        return not known or self._least < hours.now
+        if self._looked_at < 0 or isinstance(self._least, Tensor):
+            return True
+        return self._least < hours.now
 
     def add(self, rows: Tensor, identities: Tensor, hours: Hours, *, may_come: bool) -> None:
         """Note the rows of a step.
