@@ -62,11 +62,11 @@ def last_places(ids: Tensor) -> Tensor:
 def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
     """Write ``values`` ``[N, dim]`` to the rows ``ids`` ``[N]`` int64 of ``pool``; of an id that is there twice the last counts."""
     if ids.device.type == "cpu" and ids.numel() <= _FEW:
-        places = {id_: place for place, id_ in enumerate(ids.tolist())}
-        if len(places) == ids.numel():
+        place_of = {id_: place for place, id_ in enumerate(ids.tolist())}
+        if len(place_of) == ids.numel():
             pool.index_copy_(0, ids, values.detach())
             return
-        last = torch.tensor([*places.values()], device="cpu")
+        last = torch.tensor([*place_of.values()], device="cpu")
         pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
     elif ids.device.type == "cpu":
         last = last_places(ids)
