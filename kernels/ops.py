@@ -58,11 +58,12 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     The id of each of ``k`` strings, int64: XXH64 with seed 0 of its bytes, which for text are UTF-8.
     ``bytes`` is uint8, ``offsets`` int32 or int64: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``.
     CPU only.
-``place_ids(identities [Z], ids [n], sizes [n], firsts [n], reserved, probes, last_hours [Z], hours [n], now, oldest)``
-    Gives new ids rows of a hash-based map: their rows ``[n]`` int64, -1 where there is none, and the rows ``[E]`` that
-    another id had before.  An id may come several times.  `tessera.training.modules.hash_places` says what the
-    arguments mean and which of them change.  A bucket outside of the table is an error on the CPU, and on a GPU one
-    without rows.  No graph of a package calls it.
+``find_ids(identities [Z], ids [n], sizes [b], firsts [b], first_row, range, divides, reserved, probes) -> [n]``
+    The rows of ids in a hash-based map, int64.  `tessera.training.modules.hash_places` says what the arguments mean.  An
+    id whose bucket is not here is an error on the CPU, and on a GPU one of row -1.  No graph of a package calls it.
+``learn_ids(identities, ids, ..., probes, last_hours [Z], hours [n], hour, now, oldest, let_in [n]) -> ([n], [E])``
+    `find_ids` after new ids got rows; and the rows that another id had before, on a GPU with -1 between them.
+    ``identities`` and ``last_hours`` change.  The host does not wait for a GPU.  No graph of a package calls it.
 ``exchange_rows(storage [bytes], rows [n], values [n, width], offset, stride)``
     The bytes of row ``r`` of a table, ``storage[offset + r * stride :][:width]``, change places with those of
     ``values``, uint8 both; ``rows`` is int64 or int32, strictly ascending.  No graph of a package may call it.  CPU only.

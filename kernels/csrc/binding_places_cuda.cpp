@@ -1,9 +1,10 @@
-// Rows for new ids of a hash-based map, on a GPU.
+// Rows of ids in a hash-based map, on a GPU, which is not waited for.
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 #include <torch/library.h>
 
-#include <limits>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 
@@ -15,50 +16,84 @@ namespace {
 
 using at::Tensor;
 
-// The device is waited for where ids may expire, for how many rows were another id's.
-std::tuple<Tensor, Tensor> place_ids(const Tensor& identities, const Tensor& ids,
-                                     const Tensor& sizes, const Tensor& firsts, int64_t reserved,
-                                     int64_t probes, const std::optional<Tensor>& last_hours,
-                                     const std::optional<Tensor>& hours, int64_t now, bool oldest) {
-  check_places(identities, ids, sizes, firsts, reserved, probes, last_hours, hours);
-  const int64_t count = ids.numel();
-  TORCH_CHECK(count <= kMostPlacedIds, "ids: at most ", kMostPlacedIds, " are placed at once, got ",
-              count);
-  const c10::cuda::CUDAGuard guard(ids.device());
-  const Tensor found = at::empty({count}, ids.options());
-  if (count == 0) return {found, at::empty({0}, ids.options())};
-  const auto narrow = ids.options().dtype(at::kInt);
-  const int64_t slots = place_slots(count);
-  const Tensor slot_ids = at::full({slots}, -1, narrow);
-  const Tensor slot_firsts = at::full({slots}, kUnclaimed, narrow);
-  const Tensor slot_hours = at::full({slots}, std::numeric_limits<int32_t>::min(), narrow);
-  const Tensor slot_rows = at::empty({slots}, ids.options());
-  const Tensor claims = at::full({identities.numel()}, kUnclaimed, narrow);
-  const Tensor slot_of = at::empty({count}, narrow);
-  const Tensor evicted = at::empty({count}, ids.options());
+void check_gpu(const Tensor& ids, cudaError_t status) {
+  TORCH_CHECK(status == cudaSuccess, "a kernel of ", ids.numel(),
+              " ids was not launched: ", cudaGetErrorString(status));
+}
+
+void check_count(const Tensor& ids) {
+  TORCH_CHECK(ids.numel() <= kMostPlacedIds, "ids: at most ", kMostPlacedIds,
+              " are taken at once, got ", ids.numel());
+}
+
+// The parts of `room`, which has so many int64 numbers as `room_size` says.
+CudaPlaceRoom parts_of(const Tensor& room, int64_t slots, bool has_let_in) {
+  auto* const wide = room.mutable_data_ptr<int64_t>();
+  CudaPlaceRoom found{};
+  found.slot_rows = wide;
+  found.claimed = wide + slots;
+  auto* narrow = reinterpret_cast<int32_t*>(wide + 2 * slots);
+  found.slot_ids = narrow;
+  found.slot_firsts = reinterpret_cast<uint32_t*>(narrow + slots);
+  found.claimers = reinterpret_cast<uint32_t*>(narrow + 2 * slots);
+  found.slot_hours = narrow + 3 * slots;
+  if (has_let_in) found.slot_let_in = narrow + 4 * slots;
+  return found;
+}
+
+// `slots` is even.
+int64_t room_size(int64_t slots, bool has_let_in) {
+  return 2 * slots + (has_let_in ? 5 : 4) * slots / 2;
+}
+
+Tensor find_ids(const Tensor& identities, const Tensor& ids, const Tensor& sizes,
+                const Tensor& firsts, int64_t first_row, int64_t range, bool divides,
+                int64_t reserved, int64_t probes) {
   CudaPlaces job{};
-  job.table = table_of(identities, reserved, probes, last_hours, now, oldest);
-  job.ids = ids.const_data_ptr<int64_t>();
-  job.sizes = sizes.const_data_ptr<int64_t>();
-  job.firsts = firsts.const_data_ptr<int64_t>();
-  if (hours.has_value()) job.hours = hours->const_data_ptr<int32_t>();
-  job.count = count;
-  job.slot_ids = slot_ids.mutable_data_ptr<int32_t>();
-  job.slot_firsts = slot_firsts.mutable_data_ptr<int32_t>();
-  job.slot_hours = slot_hours.mutable_data_ptr<int32_t>();
-  job.slot_rows = slot_rows.mutable_data_ptr<int64_t>();
-  job.claims = claims.mutable_data_ptr<int32_t>();
+  job.table = table_of(identities, ids, sizes, firsts, first_row, range, divides, reserved, probes);
+  check_count(ids);
+  const c10::cuda::CUDAGuard guard(ids.device());
+  Tensor found = at::empty({ids.numel()}, ids.options());
+  if (ids.numel() == 0) return found;
+  job.given.ids = ids.const_data_ptr<int64_t>();
+  job.given.count = ids.numel();
+  job.rows = found.mutable_data_ptr<int64_t>();
+  check_gpu(ids, launch_find(job, c10::cuda::getCurrentCUDAStream()));
+  return found;
+}
+
+std::tuple<Tensor, Tensor> learn_ids(const Tensor& identities, const Tensor& ids,
+                                     const Tensor& sizes, const Tensor& firsts, int64_t first_row,
+                                     int64_t range, bool divides, int64_t reserved, int64_t probes,
+                                     const std::optional<Tensor>& last_hours,
+                                     const std::optional<Tensor>& hours, int64_t hour, int64_t now,
+                                     bool oldest, const std::optional<Tensor>& let_in) {
+  CudaPlaces job{};
+  job.table = table_of(identities, ids, sizes, firsts, first_row, range, divides, reserved, probes);
+  job.given = new_ids_of(job.table, ids, last_hours, hours, hour, now, oldest, let_in);
+  check_count(ids);
+  const c10::cuda::CUDAGuard guard(ids.device());
+  const int64_t count = ids.numel();
+  Tensor found = at::empty({count}, ids.options());
+  Tensor evicted = at::empty({count}, ids.options());
+  if (count == 0) return {found, evicted};
+  const int64_t slots = place_slots(count);
+  const Tensor room = at::empty({room_size(slots, let_in.has_value())}, ids.options());
+  const Tensor slot_of = at::empty({count}, ids.options().dtype(at::kInt));
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  check_gpu(ids, cudaMemsetAsync(room.mutable_data_ptr<int64_t>(), 0xFF, room.nbytes(), stream));
+  job.room = parts_of(room, slots, let_in.has_value());
   job.slots = slot_of.mutable_data_ptr<int32_t>();
-  job.found = found.mutable_data_ptr<int64_t>();
+  job.rows = found.mutable_data_ptr<int64_t>();
   job.evicted = evicted.mutable_data_ptr<int64_t>();
-  const cudaError_t status = launch_places(job, c10::cuda::getCurrentCUDAStream());
-  TORCH_CHECK(status == cudaSuccess,
-              "a kernel that places ids was not launched: ", cudaGetErrorString(status));
-  if (!hours.has_value()) return {found, at::empty({0}, ids.options())};
-  return {found, evicted.masked_select(evicted.ge(0))};
+  check_gpu(ids, launch_learn(job, stream));
+  return {found, evicted};
 }
 
 }  // namespace
 }  // namespace tessera
 
-TORCH_LIBRARY_IMPL(tessera, CUDA, m) { m.impl("place_ids", tessera::place_ids); }
+TORCH_LIBRARY_IMPL(tessera, CUDA, m) {
+  m.impl("find_ids", tessera::find_ids);
+  m.impl("learn_ids", tessera::learn_ids);
+}

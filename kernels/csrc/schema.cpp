@@ -49,8 +49,12 @@ TORCH_LIBRARY(tessera, m) {
   m.def("dense_steps(Tensor values, Tensor steps) -> Tensor");
   m.def("xxh64(Tensor bytes, Tensor offsets) -> Tensor");
   m.def(
-      "place_ids(Tensor(a!) identities, Tensor ids, Tensor sizes, Tensor firsts, int reserved, "
-      "int probes, Tensor(b!)? last_hours=None, Tensor? hours=None, int now=0, bool oldest=False) "
+      "find_ids(Tensor identities, Tensor ids, Tensor sizes, Tensor firsts, int first_row, "
+      "int range, bool divides, int reserved, int probes) -> Tensor");
+  m.def(
+      "learn_ids(Tensor(a!) identities, Tensor ids, Tensor sizes, Tensor firsts, int first_row, "
+      "int range, bool divides, int reserved, int probes, Tensor(b!)? last_hours=None, "
+      "Tensor? hours=None, int hour=0, int now=0, bool oldest=False, Tensor? let_in=None) "
       "-> (Tensor, Tensor)");
   m.def(
       "exchange_rows(Tensor(a!) storage, Tensor rows, Tensor(b!) values, int offset, int stride) "

@@ -206,6 +206,21 @@ def test_auc_is_that_of_an_evaluation():
     assert binned.tolist() == pytest.approx([expected], rel=1e-9)
 
 
+@pytest.mark.parametrize("digits", [2, 15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("examples", [700, 70_000])
+def test_auc_of_few_and_of_many_examples(examples, dtype, digits):
+    generator = torch.Generator().manual_seed(examples)
+    scores = torch.rand(1, examples, generator=generator, dtype=torch.float64)
+    scores = scores.round(decimals=digits).to(dtype) - 0.5
+    labels = (torch.rand(1, examples, generator=generator) < 0.3).double()
+    weights = torch.rand(1, examples, generator=generator, dtype=torch.float64)
+    expected = sk.roc_auc_score(labels[0], scores[0], sample_weight=weights[0])
+    assert compute_auc(1, [scores], [labels], [weights]).tolist() == pytest.approx([expected])
+    alike = torch.zeros_like(scores)
+    assert compute_auc(1, [alike], [labels], [weights]).tolist() == pytest.approx([0.5])
+
+
 def test_groups_are_averaged():
     p, y, w = (torch.from_numpy(v)[None] for v in joined(batches(3), "click"))
     groups = torch.arange(p.shape[1]) % 9

@@ -6,6 +6,7 @@ import torch
 from tessera.errors import UserError
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from tessera.training.modules import hash_places
+from tessera.training.modules.hash_learning import Refused
 from tessera.training.modules.hash_mc_evictions import (
     HashZchEvictionConfig,
     HashZchEvictionModule,
@@ -14,7 +15,7 @@ from tessera.training.modules.hash_mc_evictions import (
     get_kernel_from_policy,
 )
 from tessera.training.modules.hash_mc_modules import HashZchManagedCollisionModule, TrainInputMapper
-from tessera.training.modules.hash_places import Refused, murmur3_words
+from tessera.training.modules.hash_places import murmur3_words
 from tessera.training.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 from tessera.training.modules.mc_modules import ManagedCollisionCollection
 from tessera.training.sparse.jagged_tensor import JaggedTensor
@@ -65,12 +66,13 @@ def test_the_hash_is_the_published_one():
 
 
 @pytest.fixture(params=["as built", "without our operators"])
-def _operators(request, monkeypatch):
+def operators(request, monkeypatch):
     if request.param != "as built":
-        monkeypatch.setattr(hash_places, "takes_repeated_ids", lambda _: False)
+        monkeypatch.setattr(hash_places, "has_operators", lambda _: False)
+    return request.param
 
 
-@pytest.mark.usefixtures("_operators")
+@pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("reserved", [0, 30])
 @pytest.mark.parametrize("shape", [(24, 3, 5, 0), (40, 2, 128, 900)])
@@ -117,13 +119,14 @@ def test_refused_ids_are_told_from_all_others(device):
         assert found.tolist() == [value in values for value in asked]
 
 
-@pytest.mark.usefixtures("_operators")
 @pytest.mark.parametrize("policy", POLICIES)
-def test_ids_that_a_full_table_refused_get_rows_when_others_expire(clock, policy, device):
+def test_ids_that_a_full_table_refused_get_rows_when_others_expire(
+    clock, policy, device, operators
+):
     module = zch(12, 2, policy, 1, device, max_probe=4)
     reference = PlacesInAList([(0, 6), (6, 6)], 4, lambda id_: id_ % 2, policy)
     generator = torch.Generator().manual_seed(7)
-    evicted, refusals, regained, once_refused = 0, 0, 0, set()
+    evicted, refusals, remembered, regained, once_refused = 0, 0, 0, 0, set()
     for step in range(60):
         hour = 500 + step // 6
         clock(hour)
@@ -133,14 +136,18 @@ def test_ids_that_a_full_table_refused_get_rows_when_others_expire(clock, policy
         evicted += len(reference.train(ids, hour, 1))
         assert rows_of(module, ids) == [reference.row(id_) for id_ in ids]
         regained += sum(reference.knows(id_) for id_ in once_refused)
-        if module._refused is not None:
-            refusals += 1
-            once_refused |= {*module._refused.values.tolist()}
+        refused = {id_ for id_ in ids if not reference.knows(id_)}
+        refusals += bool(refused)
+        once_refused |= refused
+        if module._in_tensors.refused is not None:
+            remembered += 1
+            assert not any(map(reference.knows, module._in_tensors.refused.values.tolist()))
     assert refusals > 20, refusals
+    assert (remembered > 20) == (operators == "without our operators"), remembered
     assert bool(evicted) == bool(regained) == bool(policy)
 
 
-@pytest.mark.usefixtures("_operators")
+@pytest.mark.usefixtures("operators")
 def test_many_new_ids_at_once_are_placed_one_after_another(device):
     module = zch(6000, 1, device=device, max_probe=8)
     reference = PlacesInAList([(0, 6000)], 8, lambda _: 0)
@@ -307,3 +314,63 @@ def test_what_does_not_fit_is_refused(make, message):
 def test_what_has_no_effect_is_told():
     with pytest.warns(UserWarning, match="tb_logging_frequency has no effect"):
         zch(tb_logging_frequency=5)
+
+
+def test_rows_of_evicted_ids_are_told_once_whoever_writes_to_the_table(clock, device):
+    clock(100)
+    module = zch(6, 1, "ttl", 1, device)
+    rows_of(module, [1, 2, 3, 4, 5, 6])
+    assert module.evict().tolist() == []
+    assert module.evict() is None
+    for hour, ids, expected in [
+        (101, [7], 0),
+        (102, [7, 8], 2),  # of those that came at 100
+        (102, [7], 0),
+        (102, [9, 10], 2),
+        (103, [7, 8, 9, 10], 0),
+    ]:
+        clock(hour)
+        rows_of(module, ids)
+        found = module.evict().tolist()
+        assert (len(found), found) == (expected, sorted(set(found))), (hour, ids)
+    before = module.state_dict()
+    module._hash_zch_metadata.fill_(102)  # as a program may do that knows of no method
+    rows_of(module, [11])
+    rows_of(module, [12])
+    assert len(module.evict()) == 2  # of two steps
+    module.load_state_dict({**before, "_hash_zch_metadata": module._hash_zch_metadata - 1})
+    rows_of(module, [13])
+    assert len(module.evict()) == 1
+
+
+def test_rows_of_many_steps_are_kept_until_they_are_asked_for(clock, device):
+    module = zch(12, 1, "ttl", 0, device)
+    given_away = set()
+    for step in range(100):
+        clock(step + 5)
+        rows = rows_of(module, [2 * step, 2 * step + 1])
+        given_away |= {*rows} if step >= 6 else set()
+    assert module.evict().tolist() == sorted(given_away)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_waited_for_only_where_an_id_may_have_expired(clock):
+    clock(100)
+    module = zch(64, 2, "lru", 2, torch.device("cuda"))
+    batches = [bag([*range(first, first + 9)], device="cuda") for first in range(0, 50, 5)]
+    module(batches[0])
+    assert module.evict().tolist() == []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            module(batch)
+            assert not module.evict().numel()
+        module.eval()
+        module(batches[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    clock(103)
+    module.train()
+    module(bag([*range(100, 140)], device="cuda"))
+    assert module.evict().numel() == 40 - (64 - 54)

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from tessera.training.metrics.metrics_namespace import MetricName, MetricNamespace, MetricPrefix
-from tessera.training.metrics.ranked import RankedBlocks, areas_under_roc, ranked_blocks
+from tessera.training.metrics.ranked import (
+    RankedBlocks,
+    area_under_roc,
+    areas_under_roc,
+    ranked_blocks,
+)
 from tessera.training.metrics.ranked_rows import row_areas
 from tessera.training.metrics.rec_metric import MetricComputationReport, RecMetric
 from tessera.training.metrics.rows import GROUPING_KEYS, RowsComputation, in_one
@@ -57,8 +62,10 @@ def compute_auc(
     scores, y, w = (in_one(parts) for parts in (predictions, labels, weights))
     if apply_bin:
         y = torch.where(y >= _POSITIVE_FROM, torch.ones_like(y), y)
-    if scores.device.type == "cpu" or not scores.shape[-1]:
-        return torch.cat([areas_under_roc(blocks) for blocks in blocks_of_tasks(scores, y, w)])
+    if not scores.shape[-1]:
+        return scores.new_full(scores.shape[:1], 0.5, dtype=torch.float64)
+    if scores.device.type == "cpu":
+        return torch.stack([area_under_roc(*of_task) for of_task in zip(scores, y, w, strict=True)])
     return torch.stack([row_areas(*of_task).aucs() for of_task in zip(scores, y, w, strict=True)])
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_MANY = 32_768  # integers, from which on torch sorts them by their digits on a CPU
+
 
 def by_falling_score(scores: Tensor) -> Tensor:
     """The order ``[N]`` from the highest score down, equal ones by index; NaN before all others.
@@ -116,6 +118,28 @@ def areas_under_roc(blocks: RankedBlocks) -> Tensor:
     area = sums_by_group(won, blocks.group, len(blocks.positives))
     pairs = blocks.positives * blocks.negatives
     return torch.where(pairs == 0, 0.5, area / torch.where(pairs == 0, 1.0, pairs))
+
+
+def area_under_roc(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """The AUC of ``[N]`` examples of one group, at least one; as `areas_under_roc`, with half as many operations.
+
+    It is for CPUs: a GPU would be waited for.
+    """
+    if scores.numel() < _MANY:
+        ranked, order = scores.sort(descending=True)
+    else:
+        order = by_falling_score(scores)
+        ranked = scores.index_select(0, order)
+    w, y = (given.index_select(0, order).double() for given in (weights, labels))
+    ends = torch.ones_like(ranked, dtype=torch.bool)  # of blocks
+    torch.ne(ranked[1:], ranked[:-1], out=ends[:-1])
+    positive_to, negative_to = (w * y).cumsum(0), (w * (1.0 - y)).cumsum(0)
+    if not bool(ends.all()):
+        positive_to, negative_to = positive_to.masked_select(ends), negative_to.masked_select(ends)
+    # The first block begins where nothing is counted.
+    won = torch.trapezoid(positive_to, negative_to) + positive_to[0] * negative_to[0] / 2
+    pairs = positive_to[-1] * negative_to[-1]
+    return torch.where(pairs == 0, 0.5, won / torch.where(pairs == 0, 1.0, pairs))
 
 
 def average_precisions(blocks: RankedBlocks) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -93,9 +93,13 @@ class SumsComputation(RecMetricComputation):
         added = self._of_batch(predictions, labels, weights, **kwargs)
         if not added:
             return
-        own = [self.get_buffer(name) for name in added]
+        # Not by get_buffer, which looks for modules by parts of the name.
+        own = [cast("Tensor", self._buffers[name]) for name in added]
         pairs = zip(added.items(), own, strict=True)
-        states = {name: state.to(buffer.dtype) for (name, state), buffer in pairs}
+        states = {
+            name: state if state.dtype == buffer.dtype else state.to(buffer.dtype)
+            for (name, state), buffer in pairs
+        }
         torch._foreach_add_(own, [*states.values()])  # one kernel of a GPU for all of them
         self._aggregate_window_states(states, labels.shape[-1])
 

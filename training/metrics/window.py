@@ -101,6 +101,6 @@ class WindowBuffer:
     def _remove_oldest(self) -> None:
         self._used_size -= self._sizes.popleft()
         if not self._older:
-            self._older = list(torch.stack(self._newer).flip(0).cumsum(0).unbind(0))
+            self._older = list(torch.stack(self._newer[::-1]).cumsum(0).unbind(0))
             self._newer, self._newer_sum = [], None
         self._older.pop()

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tessera.errors import UserError
 from tessera.training.modules import hash_places
+from tessera.training.modules.hash_learning import StepsInTensors
 from tessera.training.modules.hash_mc_evictions import (
+    EvictedRows,
     HashZchEvictionConfig,
     HashZchEvictionModule,
     HashZchEvictionPolicyName,
@@ -31,10 +32,8 @@ from tessera.training.modules.hash_mc_evictions import (
 )
 from tessera.training.modules.hash_places import (
     NO_ID,
-    NO_ROW,
-    Buckets,
-    Expiry,
-    Refused,
+    Hours,
+    Layout,
     TrainInputMapper,
     even_bounds,
     reserved_rows,
@@ -42,8 +41,6 @@ from tessera.training.modules.hash_places import (
 from tessera.training.modules.id_search import find
 from tessera.training.modules.mc_base import Features, ManagedCollisionModule, with_values
 from tessera.training.sparse.checks import values_are_unknown
-
-_REFUSED_IDS = 2**18  # so many ids without a row are remembered, or as many as there are rows
 
 
 class HashZchManagedCollisionModule(ManagedCollisionModule):
@@ -74,8 +71,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         read_only_suffix: features of which the names end so are looked up and get no new rows.
         persist_hash_zch_bucket: whether the number of buckets is part of the state.
 
-    A call costs up to ``max_probe`` comparisons an id.  Memory: 8 bytes a row, with a policy 12, and while it trains 8
-    for each id that got none, which is not tried again in the same hour: of up to 262,144, or as many as rows.
+    A call costs up to ``max_probe`` comparisons an id.  Memory: 8 bytes a row, with a policy 12.  The host does not wait
+    for a GPU for which our operators are built, but in `evict` after a step in which an id may have expired.
 
     Raises:
         UserError: a number that does not fit the others, or a policy without times to live.
@@ -172,9 +169,8 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
             inference_dispatch_div_train_world_size,
             name,
         ).to(device)
-        self._evicted: list[Tensor] = []
-        self._refused: Refused | None = None
-        self._refused_state: tuple[int, ...] = ()
+        self._evicted = EvictedRows()
+        self._in_tensors = StepsInTensors()
         self.register_load_state_dict_pre_hook(_without_metadata)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.register_load_state_dict_post_hook(lambda module, _: module.purge())  # type: ignore[no-untyped-call] # as above
         self.reset_parameters()
@@ -241,16 +237,21 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         """As `remap`."""
         return self.remap(features, mutate_miss_lengths)
 
-    def _where(self, ids: Tensor) -> tuple[Tensor, Buckets]:
-        found, sizes, firsts = self.input_mapper(ids, self._first_row or None)
-        return found, Buckets(sizes, firsts, self._reserved, self._max_probe)
+    def _layout(self) -> Layout:
+        return Layout(self.input_mapper, self._first_row, self._reserved, self._max_probe)
 
     def _rows(self, values: Tensor) -> Tensor:
-        ids, buckets = self._where(values.long())
-        if not (values_are_unknown(values) or torch.jit.is_tracing()):  # type: ignore[attr-defined, no-untyped-call] # torch leaves it untyped and unexported
-            return self._of_whole_table(
-                hash_places.find_rows(self._hash_zch_identities, ids, buckets)
-            )
+        values = values.long()
+        if values_are_unknown(values) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call] # torch leaves it untyped and unexported
+            return self._rows_in_graph(values)
+        if hash_places.has_operators(values.device):
+            return hash_places.find(self._hash_zch_identities, values, self._layout())
+        ids, buckets = self._layout().of_ids(values)
+        rows = hash_places.find_rows(self._hash_zch_identities, ids, buckets)
+        return self._of_whole_table(rows)
+
+    def _rows_in_graph(self, values: Tensor) -> Tensor:
+        ids, buckets = self._layout().of_ids(values)
         self._sort_ids()
         places, known = find(self._sorted_ids, ids)
         known = known & (ids != NO_ID)
@@ -266,142 +267,49 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     def _learn(self, features: Features) -> dict[str, Tensor]:
         """Give new ids rows, and note when ids came; the rows of all ids by feature."""
         given = {name: bag.values().long().reshape(-1) for name, bag in features.items()}
-        hours, now = None, 0
-        if not given:
-            return {}
-        if self._eviction_module is None:
-            names, values = [*given], torch.cat([*given.values()])
+        if not any(ids.numel() for ids in given.values()):
+            return given
+        hours = None
+        if self._eviction_module is None or self._hash_zch_metadata is None:
+            names, parts = [*given], [*given.values()]
+            values = parts[0] if len(parts) == 1 else torch.cat(parts)
         else:
             names = self._eviction_module.order_of(given)
-            values, hours, now = self._eviction_module.of_features(given)
-        if not values.numel():
-            return {}
-        own, buckets = self._where(values)
-        refused = self._refused_at(now)
-        found = hash_places.look_up(self._hash_zch_identities, own, buckets, values, refused)
-        metadata = self._hash_zch_metadata
-        if metadata is not None and hours is not None:
-            came = hours
-            if found.new is not None or refused is not None:
-                came = torch.where(found.known, hours, torch.iinfo(torch.int32).min)
-            metadata[:, 0].scatter_reduce_(0, found.rows, came.to(metadata.dtype), "amax")
-        rows, evicted = found.rows, own.new_empty(0)
-        if found.new is not None and found.new_count:
-            new = torch.nonzero_static(found.new, size=found.new_count).squeeze(1)
-            got, evicted, without = self._place(values, own, buckets, new, hours, now)
-            rows = rows.index_copy(0, new, torch.where(got == NO_ROW, rows[new], got))
-            if not 0 < self._opt_in_prob < 100:  # else each occurrence is a draw
-                refused = self._with_refused(refused, without)
-        if self._eviction_module is not None:
-            self._evicted.append(self._of_whole_table(evicted))
-        self._refused, self._refused_state = refused, self._state_of_table(now)
-        sizes = [given[name].numel() if name in given else 0 for name in names]
-        return dict(zip(names, torch.split(self._of_whole_table(rows), sizes), strict=True))
-
-    def _place(  # noqa: PLR0917 - what `_learn` knows of the batch
-        self,
-        values: Tensor,
-        own: Tensor,
-        buckets: Buckets,
-        new: Tensor,
-        hours: Tensor | None,
-        now: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Give new ids rows.
-
-        Args:
-            values: ``[N]`` ids as they were given.
-            own: ``[N]`` the same as they stand in the table.
-            buckets: of each.
-            new: ``[n]`` the places of those that are new, ascending.
-            hours: ``[N]`` int32 or None.
-            now: the hour.
-
-        Returns:
-            The row of each of ``new``, or `NO_ROW`, ``[n]``; the rows that another id had before; and the values for
-            which there was no row, each once.
-        """
-        chosen, chosen_hours, which = self._chosen(values, new, hours)
-        expiry = None
-        if self._hash_zch_metadata is not None and chosen_hours is not None:
+            values, of_ids, now = self._eviction_module.of_features(given)
             oldest = bool(get_kernel_from_policy(self._eviction_policy_name))
-            expiry = Expiry(self._hash_zch_metadata, chosen_hours, now, oldest)
-        placed = hash_places.place(
-            self._hash_zch_identities, own[chosen], buckets.of(chosen), expiry
+            hours = Hours(self._hash_zch_metadata, of_ids, now, oldest)
+        may_come = hours is not None and self._evicted.begin(self._hash_zch_identities, hours)
+        rows, evicted = self._learn_all(values, hours)
+        if hours is not None:
+            self._evicted.add(evicted, self._hash_zch_identities, hours, may_come=may_come)
+        if len(names) == 1:
+            return {names[0]: rows}
+        sizes = [given[name].numel() if name in given else 0 for name in names]
+        return dict(zip(names, torch.split(rows, sizes), strict=True))
+
+    def _learn_all(self, values: Tensor, hours: Hours | None) -> tuple[Tensor, Tensor]:
+        """The rows of ids ``[N]`` in the whole table, and those that another id had before."""
+        let_in = None
+        if 0 < self._opt_in_prob < 100:  # each occurrence is a draw
+            draws = torch.rand(values.numel(), device=values.device)
+            let_in = draws * 100 < self._opt_in_prob
+        if hash_places.has_operators(values.device):
+            return hash_places.learn(
+                self._hash_zch_identities, values, self._layout(), hours, let_in
+            )
+        own, buckets = self._layout().of_ids(values)
+        placed = self._in_tensors.learn(
+            self._hash_zch_identities, values, own, buckets, hours=hours, let_in=let_in
         )
-        without = values[chosen][placed.rows == NO_ROW]
-        if which is None:  # an id may have come several times
-            without = torch.unique(without) if without.numel() else without
-            return placed.rows, placed.evicted, without
-        got = functional.pad(placed.rows, (0, 1), value=NO_ROW).index_select(0, which)
-        return got, placed.evicted, without
-
-    def _state_of_table(self, now: int) -> tuple[int, ...]:
-        """Tells whether the table was written, or an hour has passed."""
-        tables = (self._hash_zch_identities, self._hash_zch_metadata)
-        held = [table for table in tables if table is not None]
-        return (now, *(n for table in held for n in (table.data_ptr(), table._version)))  # noqa: SLF001 - torch has no public name
-
-    def _refused_at(self, now: int) -> Refused | None:
-        """Ids for which there was no row, and still is none: no id gives up its row but when an hour has passed."""
-        same = self._refused is not None and self._refused_state == self._state_of_table(now)
-        return self._refused if same else None
-
-    def _with_refused(self, refused: Refused | None, more: Tensor) -> Refused | None:
-        """Ids for which there is no row, the newest alone if there are too many of them."""
-        if not more.numel():
-            return refused
-        most = max(self._zch_size, _REFUSED_IDS)
-        if refused is not None and refused.values.numel() + more.numel() <= most:
-            more = torch.cat([refused.values, more])
-        return Refused(more)
+        return self._of_whole_table(placed.rows), self._of_whole_table(placed.evicted)
 
     def _of_whole_table(self, rows: Tensor) -> Tensor:
         """Rows counted from the first one of the whole table, of rows here."""
         return rows + self._first_row if self._first_row else rows
 
-    def _chosen(
-        self, values: Tensor, new: Tensor, hours: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Which new ids are to get rows.
-
-        Args:
-            values: ``[N]`` ids.
-            new: ``[n]`` the places of those that are new, ascending.
-            hours: ``[N]`` int32 or None.
-
-        Returns:
-            The places of ids that are to get rows, in the order in which they came; their hours; and for each of
-            ``new`` the number of its id among those, ``[n]``.  Where there are numbers, each id has one place, where it
-            came first, and its latest hour; the number of an id that is to get no row is how many are to get one.
-            Without numbers the places are ``new``.
-        """
-        draw = 0 < self._opt_in_prob < 100  # for each occurrence
-        if not draw and hash_places.takes_repeated_ids(values.device):
-            return new, None if hours is None else hours[new], None
-        ids, inverse = torch.unique(values[new], return_inverse=True)
-        came = torch.full_like(ids, values.numel()).scatter_reduce_(0, inverse, new, "amin")
-        order = came.argsort()
-        if draw:
-            draws = torch.rand(new.numel(), device=new.device)
-            least = torch.ones(ids.size(), device=ids.device)
-            let_in = least.scatter_reduce_(0, inverse, draws, "amin") * 100 < self._opt_in_prob
-            order = order[let_in[order]]
-        if hours is not None:
-            latest = hours.new_zeros(ids.size()).scatter_reduce_(0, inverse, hours[new], "amax")
-            hours = latest[order]
-        numbers = torch.full_like(ids, order.numel())
-        numbers[order] = torch.arange(order.numel(), device=ids.device)
-        return came[order], hours, numbers.index_select(0, inverse)
-
     def evict(self) -> Tensor | None:
         """The rows that got another id since the last call, ``[E]`` ascending; None: there was no such call."""
-        if not self._evicted:
-            return None
-        changed = [part for part in self._evicted if part.numel()]
-        rows: Tensor = torch.unique(torch.cat(changed)) if changed else self._evicted[0]
-        self._evicted.clear()
-        return rows
+        return self._evicted.take(self.device)
 
     def output_size(self) -> int:
         """``Z``, the rows of this part of the table."""

@@ -5,11 +5,11 @@ It looks at ``P`` rows one after another (it probes them), from the row that its
 rows of its bucket that are given to ids; the last rows of a bucket may be reserved for ids that have none.
 
 Hash and probes are those of FBGEMM's ``zero_collision_hash``, so that tables of one program are read by the other.
-That operator finds ids on every device; it places new ones on GPUs only, and there in no fixed order.  `find_rows`
-uses it; `place` is ours, and gives on every device what a loop over the ids gives.  Where our operators are built it is that loop
-on CPUs, and on GPUs the ids' claims for rows all at once.
+That operator finds ids on every device; it places new ones on GPUs only, and there in no fixed order.  Our operators
+``find_ids`` and ``learn_ids`` do both on CPUs and GPUs, with the rows that a loop over the ids gives.  Where they
+are not built, `find_rows` uses FBGEMM's, and new ids are placed in `tessera.training.modules.hash_learning`.
 
-Shapes: ``Z`` rows here, ``N`` ids, ``U`` different new ids in the order in which they came, ``P`` probes.
+Shapes: ``Z`` rows here, ``N`` ids, ``B`` buckets of the whole table, ``P`` probes.
 Source of the hash: MurmurHash3's 128-bit variant for 64-bit machines (Austin Appleby, public domain), of the
 two words ``(id, 0)``; the two words of its result are joined by exclusive or.
 """
@@ -33,9 +33,6 @@ NO_ID = -1
 NO_ROW = -1
 """Stands for the row of an id that got none."""
 
-_NEVER = torch.iinfo(torch.int64).max
-_WITHOUT = 2**32  # stands for one id of value `NO_ID` in a sum that has 1 for each new id
-_CHUNK = 4096  # new ids that are placed at once: 4 MiB of preferences at 128 probes
 # Multipliers of MurmurHash3, as the int64 with the same bits: 0x87C37B91114253D5, 0x4CF5AD432745937F.
 _C1, _C2 = -8663945395140668459, 5545529020109919103
 
@@ -113,6 +110,14 @@ class TrainInputMapper(nn.Module):
             values = torch.div(values, self._range(), rounding_mode="floor")
         return torch.remainder(values, self._buckets)
 
+    def rule(self) -> tuple[int, bool]:
+        """How many ids one after another a bucket has, 0 if it has those of one remainder; and whether ids are divided."""
+        return (self._range() if self._input_hash_size else 0), self._divides
+
+    def buckets(self) -> tuple[Tensor, Tensor]:
+        """The rows of each bucket of the whole table and its first one, ``[B]`` int64."""
+        return self._zch_size_per_training_rank, self._train_rank_offsets
+
     def forward(
         self, values: Tensor, output_offset: Tensor | int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,6 +143,32 @@ class TrainInputMapper(nn.Module):
         if output_offset is not None:
             firsts = firsts - output_offset
         return values, sizes, firsts
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ids lie in the rows that are here.
+
+    Attributes:
+        mapper: gives each id its bucket.
+        first_row: the first row of the whole table that is here.
+        reserved: how many rows at the end of each bucket are for ids without one of their own; 0: none.
+        probes: ``P``.
+    """
+
+    mapper: TrainInputMapper
+    first_row: int
+    reserved: int
+    probes: int
+
+    def of_operators(self) -> tuple[Tensor, Tensor, int, int, bool, int, int]:
+        """The same as arguments of our operators, after the ids."""
+        return (*self.mapper.buckets(), self.first_row, *self.mapper.rule(), self.reserved, self.probes)  # fmt: skip
+
+    def of_ids(self, values: Tensor) -> "tuple[Tensor, Buckets]":
+        """The ids ``[N]`` int64 as they stand in the table, and where they may be among the rows here."""
+        ids, sizes, firsts = self.mapper(values, self.first_row or None)
+        return ids, Buckets(sizes, firsts, self.reserved, self.probes)
 
 
 def even_bounds(rows: int, buckets: int, of: str) -> list[int]:
@@ -221,15 +252,15 @@ def find_rows(identities: Tensor, ids: Tensor, buckets: Buckets) -> Tensor:
     """
     if not ids.numel():
         return ids
-    rows = _rows_of_operator(identities, ids, buckets)
+    rows = rows_of_fbgemm(identities, ids, buckets)
     without = ids == NO_ID
     if bool(without.any()):  # the operator takes `NO_ID` for the id of an open row
         rows = torch.where(without, shared_rows(ids, buckets), rows)
     return rows
 
 
-def _rows_of_operator(identities: Tensor, ids: Tensor, buckets: Buckets) -> Tensor:
-    """As `find_rows`, but for ids `NO_ID`."""
+def rows_of_fbgemm(identities: Tensor, ids: Tensor, buckets: Buckets) -> Tensor:
+    """As `find_rows`, but for ids `NO_ID`, which have the first open row where they look."""
     load_sparse_operators()
     reserved = buckets.reserved
     rows: Tensor = torch.ops.fbgemm.zero_collision_hash(
@@ -246,199 +277,91 @@ def _rows_of_operator(identities: Tensor, ids: Tensor, buckets: Buckets) -> Tens
     return rows
 
 
-class Refused:
-    """Ids for which there was no row.
-
-    Args:
-        values: ``[R]`` int64, at least one, each once.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        ids = values.sort().values
-        # What is above all of them is looked for behind them, where the least stands again.
-        self._ids = torch.cat([ids, ids[:1]])
-
-    @property
-    def values(self) -> Tensor:
-        """The ids ``[R]``, ascending."""
-        return self._ids[:-1]
-
-    def holds(self, values: Tensor) -> Tensor:
-        """Whether each of ``values`` ``[N]`` int64 is one of them, ``[N]`` bool."""
-        places = torch.searchsorted(self.values, values)
-        return self._ids.index_select(0, places) == values
+def state_of(*tables: Tensor) -> tuple[int, ...]:
+    """Numbers that are others after tables were written, or replaced."""
+    return tuple(n for table in tables for n in (table.data_ptr(), table._version))  # noqa: SLF001 - torch has no public name
 
 
-@dataclass(frozen=True)
-class Found:
-    """Where the ids of a batch stand.
-
-    Attributes:
-        rows: ``[N]``, for an id that has none its shared one.
-        known: ``[N]`` bool, whether it has one of its own.
-        new: ``[N]`` bool, whether it is to get one; None: none is.
-        new_count: how many are to get one.
-    """
-
-    rows: Tensor
-    known: Tensor
-    new: Tensor | None
-    new_count: int
+def has_operators(device: torch.device) -> bool:
+    """Whether `find` and `learn` may be used on ``device``."""
+    return device.type in {"cpu", "cuda"} and ops.is_built_for("learn_ids", device.type)
 
 
-def look_up(
-    identities: Tensor,
-    ids: Tensor,
-    buckets: Buckets,
-    values: Tensor | None = None,
-    refused: Refused | None = None,
-) -> Found:
-    """`find_rows`, and which ids are new; a device is waited for once where none is, and else twice.
+def find(identities: Tensor, values: Tensor, layout: Layout) -> Tensor:
+    """The row of each id in the whole table, for one that has none its shared one, by our operator.
 
     Args:
         identities: ``[Z, 1]`` int64.
-        ids: ``[N]`` int64.
-        buckets: of each.
-        values: ``[N]`` int64, the ids as they were given; needed with ``refused``.
-        refused: values that are not new, as there is no row for them.
+        values: ``[N]`` int64.
+        layout: of the rows here.
+
+    Returns:
+        ``[N]`` int64; on a GPU, which is not waited for, -1 for an id of which the bucket is not here.
 
     Raises:
-        UserError: FBGEMM is not installed or does not load.
+        RuntimeError: an id's bucket is not here, on a CPU.
     """
-    if not ids.numel():
-        return Found(ids, ids == NO_ID, None, 0)
-    rows = _rows_of_operator(identities, ids, buckets)
-    without = ids == NO_ID
-    known = identities[:, 0].index_select(0, rows) == ids
-    settled = torch.gt(known, without)
-    if refused is not None and values is not None:
-        settled |= refused.holds(values)
-    if bool(settled.all()):
-        return Found(rows, known, None, 0)
-    new = ~(settled | without)
-    counts = int(
-        torch.where(without, _WITHOUT, new).sum()
-    )  # of those without an id and of new ones
-    if counts >= _WITHOUT:  # the operator takes `NO_ID` for the id of an open row
-        rows = torch.where(without, shared_rows(ids, buckets), rows)
-        known = known & ~without
-    return Found(rows, known, new, counts % _WITHOUT)
+    rows: Tensor = torch.ops.tessera.find_ids(
+        identities, values.contiguous(), *layout.of_operators()
+    )
+    return rows
 
 
 @dataclass(frozen=True)
-class Expiry:
-    """When ids expire.
+class Hours:
+    """When the ids of a map expire.
 
     Attributes:
-        last_hours: ``[Z, 1]`` int32, 0 or more where there is an id: the hour in which each row's id expires.
-        hours: ``[U]`` int32, the same of new ids.
+        last: ``[Z, 1]`` int32, 0 or more where there is an id: the hour in which each row's id expires.
+        given: ``[N]`` int32, the same of the ids of a batch, or one hour for all of them.
         now: the hour; an id has expired if its hour is before it.
         oldest: whether an expired id's row is taken only if no row is open, and then that of the one that expired first.
     """
 
-    last_hours: Tensor
-    hours: Tensor
+    last: Tensor
+    given: Tensor | int
     now: int
     oldest: bool = False
 
-
-@dataclass(frozen=True)
-class Placed:
-    """What rows new ids got.
-
-    Attributes:
-        rows: ``[U]`` int64 of each id, or `NO_ROW`.
-        evicted: ``[E]`` int64, those that another id had before, in the order in which they were given away.
-    """
-
-    rows: Tensor
-    evicted: Tensor
+    def of_each(self, ids: Tensor) -> Tensor:
+        """`given` as a tensor, for these ids ``[N]``."""
+        if isinstance(self.given, Tensor):
+            return self.given
+        return torch.full_like(ids, self.given, dtype=torch.int32)
 
 
-def takes_repeated_ids(device: torch.device) -> bool:
-    """Whether `place` on ``device`` may be given an id several times: each gets what the id gets, with its latest hour."""
-    return device.type in {"cpu", "cuda"} and ops.is_built_for("place_ids", device.type)
+def learn(
+    identities: Tensor,
+    values: Tensor,
+    layout: Layout,
+    hours: Hours | None = None,
+    let_in: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Give new ids rows, note when ids came, and look them up, by our operator; a GPU is not waited for.
 
-
-def place(
-    identities: Tensor, ids: Tensor, buckets: Buckets, expiry: Expiry | None = None
-) -> Placed:
-    """Give new ids rows, one id after another: each takes the first open row among those where it looks.
-
-    A row whose id has expired is as good as an open one, but where `Expiry.oldest` says else.
+    New ids take rows one after another, in the order in which they came first: each the first open row among those
+    where it looks.  A row whose id has expired is as good as an open one, but where `Hours.oldest` says else.
 
     Args:
         identities: ``[Z, 1]`` int64, changed in place.
-        ids: ``[U]`` int64 that are not in the table, different ones but where `takes_repeated_ids`.
-        buckets: of each.
-        expiry: when ids expire, its ``last_hours`` changed in place; None: never.
+        values: ``[N]`` int64.
+        layout: of the rows here.
+        hours: when ids expire, its ``last`` changed in place; None: never.
+        let_in: ``[N]`` bool: an id may get a row if one of its occurrences says so; None: all say so.
+
+    Returns:
+        The row of each id in the whole table, ``[N]`` as of `find`; and the rows that another id had before, ``[E]``
+        in the order in which they were given away, on a GPU with -1 between them.
+
+    Raises:
+        RuntimeError: an id's bucket is not here, on a CPU.
     """
-    if not takes_repeated_ids(ids.device):
-        return place_at_once(identities, ids, buckets, expiry)
-    sizes, firsts, limits = buckets.sizes, buckets.firsts, (buckets.reserved, buckets.probes)
-    times = () if expiry is None else (expiry.last_hours, expiry.hours, expiry.now, expiry.oldest)
-    operator = torch.ops.tessera.place_ids
-    return Placed(*operator(identities, ids.contiguous(), sizes, firsts, *limits, *times))
-
-
-def place_at_once(
-    identities: Tensor, ids: Tensor, buckets: Buckets, expiry: Expiry | None = None
-) -> Placed:
-    """`place` of different ids in operations of whole tensors, on every device."""
-    rows: list[Tensor] = []
-    evicted: list[Tensor] = []
-    for chunk in torch.split(torch.arange(ids.numel(), device=ids.device), _CHUNK):
-        places, outside = _places(ids[chunk], buckets.of(chunk))
-        there = identities[:, 0][places]
-        probe = torch.arange(buckets.probes, device=ids.device)
-        wishes = torch.where((there == NO_ID) & ~outside, probe, _NEVER)
-        if expiry is not None:
-            before = expiry.last_hours[:, 0][places].long()
-            expired = (there != NO_ID) & ~outside & (before < expiry.now)
-            expired &= before < expiry.hours[chunk].unsqueeze(1)
-            by_age = (before + 1) * buckets.probes + probe  # after every open row
-            wishes = torch.where(expired, by_age if expiry.oldest else probe, wishes)
-        won = _assigned(wishes, places)
-        got = (won >= 0).nonzero().squeeze(1)
-        given = won[got]
-        rows.append(won)
-        evicted.append(given[identities[given, 0] != NO_ID])
-        identities[given, 0] = ids[chunk][got]
-        if expiry is not None:
-            expiry.last_hours[given, 0] = expiry.hours[chunk][got]
-    nothing = ids.new_empty(0)
-    return Placed(torch.cat([nothing, *rows]), torch.cat([nothing, *evicted]))
-
-
-def _places(ids: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:
-    """The rows where ids look, ``[N, P]`` in their order, and which of them come a second time."""
-    sizes = (buckets.sizes - buckets.reserved).unsqueeze(1)
-    first = unsigned_remainder(murmur3_words(ids), sizes.squeeze(1)).unsqueeze(1)
-    probe = torch.arange(buckets.probes, device=ids.device)
-    return (first + probe) % sizes + buckets.firsts.unsqueeze(1), probe >= sizes
-
-
-def _assigned(wishes: Tensor, places: Tensor) -> Tensor:
-    """One of its places for each of ``C`` ids, ``[C]``, or `NO_ROW`: what they get if they choose one after another.
-
-    All ask at once for the place that they want most, the earliest id of each place keeps it for now, and the
-    others ask for the next on their lists.  Since every place prefers earlier ids, this ends with what a loop
-    over the ids gives (D. Gale, L. Shapley, College admissions and the stability of marriage, 1962).
-
-    Args:
-        wishes: ``[C, P]`` int64, the smallest is wanted most; `_NEVER`: not at all.  Changed.
-        places: ``[C, P]`` rows.
-    """
-    best = wishes.argmin(1)
-    asking = torch.arange(len(wishes), device=wishes.device)
-    rows = torch.full_like(best, NO_ROW)
-    while asking.numel():
-        choice = best[asking]
-        wanted = wishes[asking, choice] != _NEVER
-        rows[asking] = torch.where(wanted, places[asking, choice], NO_ROW)
-        having = (rows >= 0).nonzero().squeeze(1)
-        sorted_rows, order = rows[having].sort(stable=True)
-        asking = having[order[1:][sorted_rows[1:] == sorted_rows[:-1]]]
-        wishes[asking, best[asking]] = _NEVER
-        best[asking] = wishes[asking].argmin(1)
-    return rows
+    times: tuple[Tensor | int | bool | None, ...] = (None, None, 0, 0, False)
+    if hours is not None and isinstance(hours.given, int):
+        times = (hours.last, None, hours.given, hours.now, hours.oldest)
+    elif hours is not None:
+        times = (hours.last, hours.given, 0, hours.now, hours.oldest)
+    rows, evicted = torch.ops.tessera.learn_ids(
+        identities, values.contiguous(), *layout.of_operators(), *times, let_in
+    )
+    return rows, evicted

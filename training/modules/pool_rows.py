@@ -15,6 +15,10 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 # Annotations are not postponed here: TorchScript compiles these functions by themselves.
 
+_FEW = (
+    128  # ids on a CPU that Python tells apart in less time than a sort's operations take to begin
+)
+
 Bags = tuple[Tensor, Tensor, Tensor | None]
 """Lengths ``[N * F]``, ids ``[n]``, and their weights ``[n]`` or not."""
 
@@ -57,7 +61,14 @@ def last_places(ids: Tensor) -> Tensor:
 
 def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
     """Write ``values`` ``[N, dim]`` to the rows ``ids`` ``[N]`` int64 of ``pool``; of an id that is there twice the last counts."""
-    if ids.device.type == "cpu":
+    if ids.device.type == "cpu" and ids.numel() <= _FEW:
+        place_of = {id_: place for place, id_ in enumerate(ids.tolist())}
+        if len(place_of) == ids.numel():
+            pool.index_copy_(0, ids, values.detach())
+            return
+        last = torch.tensor([*place_of.values()], device="cpu")
+        pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
+    elif ids.device.type == "cpu":
         last = last_places(ids)
         pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
     else:
