@@ -12,7 +12,7 @@ from pathlib import Path
 _STAT = Path("/proc/stat")
 _STEAL = 7
 _COLUMNS = 8
-"""Those behind are parts of the first two."""
+"""The columns after these repeat parts of the first two."""
 
 
 class Stolen:
@@ -37,6 +37,6 @@ class Stolen:
         return stolen, total
 
     def share(self) -> float:
-        """Of the time of the CPUs that this process may use, what was stolen; 0 to 1."""
+        """The part of the time of this process's CPUs that was stolen; 0 to 1."""
         (stolen, total), (stolen_before, total_before) = self._count(), self._begin
         return (stolen - stolen_before) / max(1, total - total_before)

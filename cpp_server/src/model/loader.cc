@@ -106,7 +106,7 @@ void check_device_kind(const std::string& path, const Manifest& manifest) {
 std::unique_ptr<FileHash> hash_of_file(const std::shared_ptr<const Checked>& checked,
                                        const std::optional<Opening>& opening,
                                        const LoadOptions& options) {
-  // Of what work aside may use of a CPU: nobody waits for it, and loads go on beside it.
+  // It has a part of the share of work aside: nobody waits for it, and loads go on beside it.
   constexpr double kShare = 0.25;
   Contents contents =
       opening.has_value() ? opening->contents(/*unchanging=*/options.follow) : Contents();
@@ -181,7 +181,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   GpuOptions gpu = options.gpu;
   gpu.allow_ops = options.allow_ops;
   gpu.changing = options.follow;
-  gpu.rest = options.rest;
+  if (gpu.rest == nullptr) gpu.rest = options.rest;
   std::unique_ptr<Runner> runner = on_cpu ? open_on_cpu(*opening, path, manifest, options.follow)
                                           : open_on_gpus(checked->file, manifest, gpu);
   if (!on_cpu) checked->file->check_unchanged();

@@ -31,6 +31,9 @@ constexpr Duration kQuiet = std::chrono::milliseconds(50);
 constexpr int kQuietTries = 20;
 // The part of --max-inflight-bytes that bodies over HTTP may take beside it while they come.
 constexpr std::int64_t kBodiesShare = 4;
+// Copying tables to a GPU has a part of a load's share, as batches wait for pieces that are being
+// copied.
+constexpr double kCopyingShare = 1.0 / 3;
 // What clients may take to read the last answers and to close their connections.
 constexpr Duration kFlush = std::chrono::seconds(1);
 
@@ -222,7 +225,11 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
     options.answering = [this] { return admission_.active() > 0; };
     const std::function<bool()> answering = beside ? options.answering : nullptr;
     Pace pace(answering);
-    if (beside) options.rest = [&pace] { pace.rest(); };
+    Pace copying(answering, CLOCK_THREAD_CPUTIME_ID, kCopyingShare);
+    if (beside) {
+      options.rest = [&pace] { pace.rest(); };
+      options.gpu.rest = [&copying] { copying.rest(); };
+    }
     options.before_opening = [&](const PackageFile& file) {
       try_package(file, config_, answering, [&] { progress(share); });
     };
