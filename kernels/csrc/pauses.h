@@ -35,7 +35,7 @@ inline std::chrono::nanoseconds time_of(clockid_t clock) {
 // whether anybody is answered at all.
 class Pauses {
  public:
-  // `share` of a CPU; behind `seconds` there are no more pauses, and without them always.
+  // `share` of a CPU. After `seconds` it does not pause any more; by default it always does.
   explicit Pauses(double share, double seconds = std::numeric_limits<double>::infinity())
       : share_(share), until_(now() + std::chrono::duration<double>(seconds)) {
     begin();

@@ -222,16 +222,16 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
       share = done;
       progress(done);
     };
-    options.answering = [this] { return admission_.active() > 0; };
-    const std::function<bool()> answering = beside ? options.answering : nullptr;
-    Pace pace(answering);
-    Pace copying(answering, CLOCK_THREAD_CPUTIME_ID, kCopyingShare);
+    options.answering = answering();
+    const std::function<bool()> others = beside ? options.answering : nullptr;
+    Pace pace(others);
+    Pace copying(others, CLOCK_THREAD_CPUTIME_ID, kCopyingShare);
     if (beside) {
       options.rest = [&pace] { pace.rest(); };
       options.gpu.rest = [&copying] { copying.rest(); };
     }
     options.before_opening = [&](const PackageFile& file) {
-      try_package(file, config_, answering, [&] { progress(share); });
+      try_package(file, config_, others, [&] { progress(share); });
     };
     return load_package(path, options);
   };
@@ -261,9 +261,13 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
           .verify_golden = config_.verify_golden});
 }
 
+std::function<bool()> Server::answering() const {
+  return [this] { return admission_.active() > 0; };
+}
+
 void Server::load_all() {
   LoadOptions options = load_options(config_, trusted_);
-  options.answering = [this] { return admission_.active() > 0; };
+  options.answering = answering();
   for (std::size_t i = 0; i < config_.models.size(); ++i) {
     const std::string& path = config_.models[i].path;
     log_.info("load",

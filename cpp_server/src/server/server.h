@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -66,6 +67,8 @@ class Server {
   std::shared_ptr<HttpCall> post(HttpRequest request, HttpDone done);
   void open();
   void load();
+  // Tells whether a call is being answered, as long as this server is there.
+  std::function<bool()> answering() const;
   void load_all();
   void begin_to_serve();
   // Health checks see whether `model` answers; a server that drains serves nothing.
