@@ -82,7 +82,7 @@ class TableRunner final : public Runner {
       return own_.bytes(record);
     }
     bool on_host() const override { return true; }
-    std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
+    std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches, Beside beside,
                                          const std::function<void()>& between) override {
       class Staged final : public StagedPatches {
        public:
@@ -100,7 +100,7 @@ class TableRunner final : public Runner {
       };
       if (runner_.before_stage != nullptr) runner_.before_stage();
       between();
-      return std::make_unique<Staged>(runner_, own_.stage(std::move(patches), between));
+      return std::make_unique<Staged>(runner_, own_.stage(std::move(patches), beside, between));
     }
 
    private:

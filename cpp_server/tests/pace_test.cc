@@ -1,6 +1,8 @@
 // How long work beside answering pauses.
 #include "common/pace.h"
+#include "common/cpus.h"
 #include "common/stand_aside.h"
+#include "csrc/idle_thread.h"
 #include "csrc/pauses.h"
 
 #include <gtest/gtest.h>
@@ -38,6 +40,35 @@ TEST(PaceTest, TheShareIsATenthOfAllCpusAndNoMoreThanOne) {
   EXPECT_DOUBLE_EQ(aside_share(2), 0.2);
   EXPECT_DOUBLE_EQ(aside_share(4), 0.4);
   EXPECT_DOUBLE_EQ(aside_share(64), 1);
+}
+
+TEST(PaceTest, WorkThatRunsWhileNothingElseDoesMayHaveAQuarter) {
+  EXPECT_DOUBLE_EQ(idle_share(1), 0.25);
+  EXPECT_DOUBLE_EQ(idle_share(2), 0.5);
+  EXPECT_DOUBLE_EQ(idle_share(64), 1);
+}
+
+// How long the pauses are behind 5 ms of a CPU.
+Duration pauses_behind_work() {
+  Pace pace([] { return true; });
+  const TimePoint begin = std::chrono::steady_clock::now();
+  compute(5ms);
+  const Duration worked = std::chrono::steady_clock::now() - begin;
+  pace.rest([&](const std::function<void()>& sleep) { sleep(); });
+  return std::chrono::steady_clock::now() - begin - worked;
+}
+
+TEST(PaceTest, AThreadOfTheIdleClassPausesForLess) {
+  if (available_cpus() > 4) GTEST_SKIP() << "pauses are too short to be told apart";
+  // What else the machine does makes either longer, so the shortest of several counts.
+  Duration aside = 1s;
+  Duration idle = 1s;
+  for (int round = 0; round < 5; ++round) aside = std::min(aside, pauses_behind_work());
+  std::thread([&] {
+    ASSERT_TRUE(be_idle());
+    for (int round = 0; round < 5; ++round) idle = std::min(idle, pauses_behind_work());
+  }).join();
+  EXPECT_LT(idle, aside);
 }
 
 TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {

@@ -4,6 +4,7 @@
 #include "binding_checks.h"
 #include "huge_pages.h"
 #include "ids.h"
+#include "row_overlay.h"
 
 namespace tessera {
 namespace {
@@ -92,8 +93,10 @@ int64_t resolve_run(const T* ids, int64_t begin, int64_t end, const FeaturePlan&
   const auto reciprocal = static_cast<uint64_t>(plan.reciprocal);
   for (int64_t i = begin; i < end; ++i) {
     bool outside;
-    rows[i] = resolve_id(ids[i], plan.rows, plan.id_rule, plan.out_of_range, reciprocal, &outside);
-    starts[i] = rows[i] < 0 ? -1 : plan.data_offset + rows[i] * plan.row_stride;
+    const int64_t row =
+        resolve_id(ids[i], plan.rows, plan.id_rule, plan.out_of_range, reciprocal, &outside);
+    rows[i] = row < 0 ? kSkipped : row;
+    starts[i] = row < 0 ? kSkipped : plan.data_offset + row * plan.row_stride;
     count += outside;
   }
   return count;
@@ -119,6 +122,7 @@ void resolve_bags(const LookupJob& job, const Tensor& indices, int64_t bag_begin
         indices.scalar_type() == at::kInt
             ? resolve_run(indices.const_data_ptr<int32_t>(), begin, end, plan, rows, starts)
             : resolve_run(indices.const_data_ptr<int64_t>(), begin, end, plan, rows, starts);
+    if (job.laid != nullptr) job.laid->lay(job.weights, plan, begin, end, rows, starts);
     if (outside != nullptr && count > 0) {
       __atomic_fetch_add(outside + feature, count, __ATOMIC_RELAXED);
     }
@@ -135,6 +139,7 @@ Call prepare_bags(const Tensor& weights, const Tensor& plan, const Tensor& indic
   call.ids = indices.numel();
   LookupJob& job = call.job;
   job.weights = weights.const_data_ptr<uint8_t>();
+  job.laid = laid_over(job.weights);
   use_huge_pages_once(job.weights, weights.numel());
   job.plan = reinterpret_cast<const FeaturePlan*>(plan.const_data_ptr<int64_t>());
   job.features = plan.size(0);

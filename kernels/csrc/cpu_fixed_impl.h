@@ -40,7 +40,7 @@ void pool_fixed_bags(const LookupJob& job, const FeaturePlan& plan, int64_t feat
     for (int64_t i = first; i < last; ++i) {
       ahead.ask<kRowBytes, Apart>(i);
       const int64_t start = starts[i];
-      if (start < 0) continue;
+      if (start == tessera::kSkipped) continue;
       const uint8_t* const data = weights + start;
       float factor = Weighted ? job.id_weights[i] : 1.0f;
       if constexpr (kScaled) {
@@ -88,7 +88,7 @@ void pool_single_ids(const LookupJob& job, const FeaturePlan& plan, int64_t firs
   for (int64_t i = first; i < last; ++i, out += out_width) {
     ahead.ask<kRowBytes, Apart>(i);
     const int64_t start = starts[i];
-    if (start < 0) {
+    if (start == tessera::kSkipped) {
       for (int k = 0; k < N; ++k) Vec::zero().store(out + k * Vec::kWidth);
       continue;
     }

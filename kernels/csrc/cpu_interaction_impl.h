@@ -42,7 +42,7 @@ inline void prefetch_sample(const LookupJob& job, int64_t sample) {
     const int64_t bytes = tessera::row_data_bytes(plan.weight_type, plan.dim);
     for (int64_t id = begin; id < end && id < begin + kSamplePrefetch; ++id) {
       const int64_t row = job.rows[id];
-      if (row < 0) continue;
+      if (row == tessera::kSkipped) continue;
       const uint8_t* data = job.weights + plan.data_offset + row * plan.row_stride;
       for (int64_t at = 0; at < bytes; at += kLine) prefetch_line(data + at);
       if (tessera::has_bias(plan.scale_type)) {

@@ -2,25 +2,32 @@
 //
 // Every function here may be called from any thread at once; a call touches only what its
 // arguments name.  Sizes and ids have been checked before (see binding_cpu.cpp): kernels trust
-// rows[] to hold values in [-1, rows) and offsets[] to be non-decreasing.
+// rows[] to hold rows that can be read, or kSkipped, and offsets[] to be non-decreasing.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "plan.h"
 
 namespace tessera {
 
+class LaidStorage;
+
+// In rows[] and starts[]: the id contributes nothing.
+constexpr int64_t kSkipped = std::numeric_limits<int64_t>::min();
+
 // A pooled lookup of F features over B bags each.  Bag (f, b) is number f * B + b and owns the ids
 // offsets[bag] .. offsets[bag + 1].
 struct LookupJob {
   const uint8_t* weights;   // the weight buffer
+  const LaidStorage* laid;  // rows to be read in place of some of its own; null: none
   const FeaturePlan* plan;  // [features]
   int64_t features;         // F >= 1
   int64_t batch;            // B >= 0
   const int64_t* offsets;   // [F * B + 1]
-  const int64_t* rows;      // [N] rows already resolved; -1: contributes nothing
-  const int64_t* starts;    // [N] where their data begins, bytes into weights; -1 likewise
+  const int64_t* rows;      // [N] rows already resolved, of a table or beside it (row_overlay.h)
+  const int64_t* starts;    // [N] where their data begins, bytes from weights on
   const float* id_weights;  // [N] or nullptr
   void* out;                // [B, out_width]
   OutType out_type;

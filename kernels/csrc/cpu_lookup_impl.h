@@ -27,7 +27,7 @@ inline float sum_columns(const Bag& bag, int64_t column, int64_t count, Prefetch
   for (int64_t i = 0; i < bag.size; ++i) {
     if (prefetcher != nullptr) prefetcher->step();
     const int64_t row = bag.rows[i];
-    if (row < 0) continue;
+    if (row == tessera::kSkipped) continue;
     float factor = bag.weights == nullptr ? 1.0f : bag.weights[i];
     if (tessera::has_bias(bag.scale_type)) {
       float scale;

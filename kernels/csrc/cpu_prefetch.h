@@ -74,7 +74,7 @@ class Prefetcher {
   template <int64_t RowBytes, bool Apart>
   __attribute__((always_inline)) void ask(int64_t i) const {
     const int64_t id = i + ahead_ < last_ ? i + ahead_ : last_;
-    // An id that is skipped starts at -1: asking for that byte is harmless.
+    // An id that is skipped starts where no memory is: asking for that is harmless.
     const uint8_t* const data = weights_ + starts_[id];
     prefetch_line(data + first_byte_);
     if constexpr (RowBytes != 0) {

@@ -69,6 +69,9 @@ inline bool be_idle() {
   return ::sched_setscheduler(0, SCHED_IDLE, &none) == 0;
 }
 
+// Whether the calling thread has it.
+inline bool is_idle() { return ::sched_getscheduler(0) == SCHED_IDLE; }
+
 // Calls `work` on a thread of that class and waits for it. Where it has too little of a CPU, `stop`
 // is asked for, and once it has returned `work` is called again, on the calling thread and with a
 // `stop` that never is, to do what is left, if anything is. So it does where the system gives no

@@ -68,6 +68,16 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "touch_rows_aside(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
       "int[] strides, float share, float seconds) -> ()");
+  m.def(
+      "overlay_make(Tensor(a!)[] storages, Tensor[] rows, Tensor(b!)[] values, int[] offsets, "
+      "int[] strides) -> int");
+  m.def("overlay_keep(int overlay) -> bool");
+  m.def("overlay_keep_aside(int overlay, float share, float seconds) -> ()");
+  m.def("overlay_show(int overlay) -> ()");
+  m.def("overlay_take_back(int overlay) -> ()");
+  m.def("overlay_write(int overlay) -> bool");
+  m.def("overlay_write_aside(int overlay, float share, float seconds) -> ()");
+  m.def("overlay_drop(int overlay) -> ()");
   m.def("read_aside(Tensor(a!) out, int descriptor, int offset, float share) -> ()");
   m.def(
       "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "

@@ -105,6 +105,10 @@ class ReadCommit:
         stored = self.contents[patch.rows].view("<i4")
         return stored if not len(stored) or int(stored[-1]) >= 0 else None  # they ascend
 
+    def last_row(self, patch: Patch) -> int:
+        """The number of a patch's last row."""
+        return int(self.contents[patch.rows].view("<u4")[-1]) if patch.rows else patch.count - 1
+
     def new_bytes(self, patch: Patch) -> Bytes:
         """The new bytes of a patch ``[count, width]``."""
         return self.contents[patch.bytes].reshape(patch.count, patch.width)

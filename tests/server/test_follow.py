@@ -16,8 +16,8 @@ from tessera.serving.package.pace import Pace
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.follow import version_log
 from tessera.serving.server.follow.device_exchange import DeviceExchange, copied, rows_on_device
+from tessera.serving.server.follow.exchange import Exchange
 from tessera.serving.server.follow.followed_model import (
-    Exchange,
     FollowedModel,
     StagedCommit,
     UndoRecord,
@@ -248,6 +248,7 @@ def test_a_model_without_memory_for_its_golden_answers_refuses_the_commit_for_a_
     staged = SimpleNamespace(
         exchanges=[],
         golden=(None, {}),
+        overlay=None,
         path=Path("c"),
         read=SimpleNamespace(commit=SimpleNamespace(number=1, golden=None)),
     )

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/cpus.h"
+#include "csrc/idle_thread.h"
 #include "csrc/pauses.h"
 
 namespace tessera {
@@ -23,15 +24,22 @@ double aside_share(int cpus) {
   return std::min(kOfAll * cpus, 1.0);
 }
 
+double idle_share(int cpus) {
+  constexpr double kOfAll = 1.0 / 4;
+  return std::min(kOfAll * cpus, 1.0);
+}
+
 Pace::Pace(std::function<bool()> answering, clockid_t cpu, double share)
     : answering_(std::move(answering)),
-      share_(share * aside_share(available_cpus())),
+      part_(share),
+      cpus_(available_cpus()),
       cpu_(cpu),
       seen_(now()) {
   begin();
 }
 
 void Pace::begin() {
+  share_ = part_ * (is_idle() ? idle_share(cpus_) : aside_share(cpus_));
   thread_ = std::this_thread::get_id();
   last_ = now();
   used_ = time_of(cpu_);

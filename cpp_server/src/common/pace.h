@@ -29,13 +29,12 @@ class Pace {
 
   // `answering` says whether a call is being answered now; null: always. `cpu` is the clock of what
   // the work uses of CPUs, that of the thread that calls or that of another process. The work may
-  // use `share` of aside_share.
+  // use `share` of aside_share, or of idle_share while the thread that calls is of that class.
   explicit Pace(std::function<bool()> answering = nullptr, clockid_t cpu = CLOCK_THREAD_CPUTIME_ID,
                 double share = 1);
 
-  // To be called between pieces of some 100 microseconds: sleeps until the work has used
-  // aside_share of the time since the last call, or not at all where no call was answered for a
-  // second.
+  // To be called between pieces of some 100 microseconds: sleeps until the work has used its share
+  // of the time since the last call, or not at all where no call was answered for a second.
   void rest();
 
   // The same, where `pause` stops the work.
@@ -47,8 +46,10 @@ class Pace {
   void sleep(Duration length) const;
 
   const std::function<bool()> answering_;
-  const double share_;
+  const double part_;  // of the share
+  const int cpus_;
   const clockid_t cpu_;
+  double share_ = 0;
   TimePoint seen_;  // when a call was being answered last
   std::thread::id thread_;
   TimePoint last_;
@@ -58,5 +59,9 @@ class Pace {
 // What such work may use of one CPU while calls are answered, where a process may use `cpus`: a
 // tenth of them all, and one at most.
 double aside_share(int cpus);
+
+// What it may use where it runs only while CPUs have nothing else to do (csrc/idle_thread.h): a
+// quarter of them all, and one at most. It delays others by the caches and the memory alone.
+double idle_share(int cpus);
 
 }  // namespace tessera

@@ -169,7 +169,7 @@ FollowedVersion::Outcome FollowedVersion::take(CommitNumber number, const Fence&
     refuse(number, {"memory", "there is no memory for it"}, file, /*again=*/true);
     return Outcome::kIdle;
   }
-  staged.patches->settle();
+  finish(*staged.patches);
   model_.metrics.apply.observe(seconds(took));
   model_.metrics.rows.fetch_add(rows, std::memory_order_relaxed);
   settle();
@@ -233,7 +233,9 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
       throw CommitError("golden", error.what());
     }
   }
-  staged.patches = model_.runner.weights()->stage(std::move(staged.commit.patches), between);
+  staged.patches = model_.runner.weights()->stage(
+      std::move(staged.commit.patches),
+      shown_ ? Weights::Beside::kBatches : Weights::Beside::kNothing, between);
   staged.patches->prepare(between);
   return staged;
 }
@@ -255,6 +257,25 @@ Duration FollowedVersion::write(Staged& staged) {
   }
   model_.commits.commit = staged.commit.info.number;
   return clock_.now() - begin;
+}
+
+void FollowedVersion::finish(StagedPatches& patches) {
+  if (patches.unfinished()) {
+    stand_aside([&] {
+      Pace pace;
+      bool more = true;
+      run_when_idle(
+          [&](const std::stop_token& starved) {
+            while (more && !starved.stop_requested()) {
+              more = patches.finish();
+              if (more) pace.rest();
+            }
+          },
+          kIdlePatience);
+    });
+    const ExclusiveHold batches_that_had_begun(model_.commits.lock);
+  }
+  patches.settle();
 }
 
 // Throws std::exception where the model gives other answers. Batches wait for it, so one of the

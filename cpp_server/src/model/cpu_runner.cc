@@ -5,6 +5,7 @@
 
 #include "batching/buffer.h"
 #include "model/batch_layout.h"
+#include "model/laid_rows.h"
 #include "model/tensor_views.h"
 #include "model/torchscript_module.h"
 #include "model/torchscript_runner.h"
@@ -68,7 +69,11 @@ class CpuRunner final : public Runner {
         table_bytes_(manifest.table_bytes),
         module_(opening, path, schema_,
                 changing ? TorchScriptModule::Form::kChanging : TorchScriptModule::Form::kFrozen) {
-    if (changing) weights_ = std::make_unique<HostWeights>(module_.places());
+    if (!changing) return;
+    // Else others read the rows of tables, too, and know of none that lie elsewhere.
+    const bool ours = manifest.operator_libraries == std::vector<std::string>{"tessera_ops"};
+    weights_ =
+        std::make_unique<HostWeights>(module_.places(), ours ? lay_rows_by_operators() : LayRows());
   }
 
   std::vector<std::string> devices() const override { return {"cpu"}; }

@@ -183,7 +183,7 @@ std::optional<std::uint64_t> DeviceWeights::bytes(const std::string& record) con
   return found->second.front().nbytes();
 }
 
-std::unique_ptr<StagedPatches> DeviceWeights::stage(std::vector<Patch> patches,
+std::unique_ptr<StagedPatches> DeviceWeights::stage(std::vector<Patch> patches, Beside /*beside*/,
                                                     const std::function<void()>& between) {
   const c10::InferenceMode inference;
   std::vector<Piece> pieces;

@@ -31,7 +31,7 @@ class DeviceWeights final : public Weights {
   std::optional<std::uint64_t> bytes(const std::string& record) const override;
   using Weights::stage;
   bool on_host() const override { return false; }
-  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
+  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches, Beside beside,
                                        const std::function<void()>& between) override;
 
  private:

@@ -49,7 +49,14 @@ class StagedPatches {
   // where there is no memory for that, and has changed nothing then.
   virtual void swap() = 0;
 
-  // After a swap that stands: lets go of what no undoing needs. Later swaps may take longer.
+  // Whether a swap has left something to do, which must be done before the next one.
+  virtual bool unfinished() const { return false; }
+  // Beside serving, after a swap that stands: does some 100 microseconds of that; false: it is
+  // done. What was computed meanwhile may read what settle lets go of until it has ended.
+  virtual bool finish() { return false; }
+
+  // After a swap that stands, and is finished: lets go of what no undoing needs. Later swaps may
+  // take longer.
   virtual void settle() {}
 
   // What it holds.
@@ -67,29 +74,54 @@ class Weights {
   // driver, for which whoever serves would wait.
   virtual bool on_host() const = 0;
 
+  // Whether anything is computed with the model, which a swap makes wait.
+  enum class Beside { kNothing, kBatches };
   // Throws std::bad_alloc. `between` is called as by prepare.
-  virtual std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
+  virtual std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches, Beside beside,
                                                const std::function<void()>& between) = 0;
   std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) {
-    return stage(std::move(patches), [] {});
+    return stage(std::move(patches), Beside::kNothing, [] {});
   }
 };
+
+// New rows of tables that lookups read where they were staged, until they are written: swap takes
+// microseconds then (kernels/csrc/row_overlay.h has how, and its contract). The functions are those
+// of the operators `overlay_...`.
+class LaidRows {
+ public:
+  virtual ~LaidRows() = default;
+  virtual bool keep() = 0;
+  virtual void show() = 0;
+  virtual void take_back() = 0;
+  virtual bool write() = 0;
+};
+
+// A patch of a record that lies at `record`. It has rows' numbers.
+struct LaidPatch {
+  std::span<std::byte> record;
+  Patch* patch = nullptr;
+};
+// Whoever asks keeps the patches where they are for as long as the rows.
+using LayRows = std::function<std::unique_ptr<LaidRows>(std::span<const LaidPatch> patches)>;
 
 // Records that lie in this process's memory.
 class HostWeights final : public Weights {
  public:
   using Places = std::map<std::string, std::span<std::byte>>;
 
-  explicit HostWeights(Places places) : places_(std::move(places)) {}
+  // `lay_rows`: null where tables' rows are read by others than lookups that know of laid ones.
+  explicit HostWeights(Places places, LayRows lay_rows = nullptr)
+      : places_(std::move(places)), lay_rows_(std::move(lay_rows)) {}
 
   std::optional<std::uint64_t> bytes(const std::string& record) const override;
   bool on_host() const override { return true; }
   using Weights::stage;
-  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches,
+  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches, Beside beside,
                                        const std::function<void()>& between) override;
 
  private:
   const Places places_;
+  const LayRows lay_rows_;
 };
 
 }  // namespace tessera

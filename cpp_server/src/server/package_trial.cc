@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "common/clock.h"
+#include "common/cpus.h"
 #include "common/pace.h"
 #include "common/text.h"
 #include "csrc/idle_thread.h"
@@ -209,7 +210,8 @@ bool try_in_process(const PackageFile& file, const ServerConfig& config,
   Child child(trial_arguments(file, config), pipe.writing(), file.path(), idle);
   pipe.close_writing();
   Watch watch(pipe.reading(), limit);
-  Pace pace(answering, child.cpu_clock());
+  const int cpus = available_cpus();
+  Pace pace(answering, child.cpu_clock(), idle ? idle_share(cpus) / aside_share(cpus) : 1);
   Starvation starvation(child.cpu_clock());
   while (watch.read_for(kTurn)) {
     waiting();

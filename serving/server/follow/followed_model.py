@@ -1,16 +1,16 @@
 """A loaded model whose bytes commits replace: staged beside serving, put in as a whole, and taken back.
 
-A commit's new bytes change places with those that they replace (`torch.ops.tessera.exchange_rows`, on GPUs
-`DeviceExchange`), so what is left in the commit's memory afterwards is what undoes it.
+A commit's new bytes change places with those that they replace (`exchange_all`), so what is left in the commit's memory
+afterwards is what undoes it.  Rows of tables in this process's memory are not exchanged while passes wait for it,
+which takes milliseconds: passes read them where they were staged until the tables have them (`RowOverlay`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,115 +25,15 @@ from tessera.serving.package.torchscript import last_line
 from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.batching.workers import is_out_of_memory
 from tessera.serving.server.follow.device_exchange import DeviceExchange, copied, rows_on_device
-
-_LARGEST_INT32 = torch.iinfo(torch.int32).max
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """Bytes that change places with those of one record in this process's memory.
-
-    Attributes:
-        memory: ``[bytes]`` uint8, the record's.
-        rows: ``[count]`` int64 or int32, ascending.
-        values: ``[count, width]`` uint8.
-        offset: where row 0 begins.
-        stride: bytes from one row to the next.
-    """
-
-    memory: Tensor
-    rows: Tensor
-    values: Tensor
-    offset: int
-    stride: int
-
-    def run(self) -> None:
-        """Exchange them; running it again undoes it."""
-        torch.ops.tessera.exchange_rows(
-            self.memory, self.rows, self.values, self.offset, self.stride
-        )
-
-    def compact(self) -> Exchange:
-        """The same with rows' numbers of four bytes, as a commit's file has them, where they fit."""
-        if (
-            self.rows.dtype == torch.int32
-            or not self.rows.numel()
-            or int(self.rows[-1]) > _LARGEST_INT32
-        ):
-            return self
-        return replace(self, rows=self.rows.int())
-
-    @property
-    def held(self) -> list[Tensor]:
-        """What it holds beside the record; rows may be those of another exchange, too."""
-        return [self.values, self.rows]
-
-
-AnyExchange: TypeAlias = Exchange | DeviceExchange
-
-
-def exchange_all(exchanges: Sequence[AnyExchange]) -> None:
-    """Run all in their order, or none; those of the CPU in one call, which gives the interpreter's lock away once.
-
-    A GPU may still be at it afterwards: what is computed there later waits for it.
-    """
-    host, device = _on_host(exchanges), _on_devices(exchanges)
-    done: list[DeviceExchange] = []
-    if host:
-        torch.ops.tessera.exchange_rows_of(*_arguments(host))
-    try:
-        for one in device:
-            one.run()
-            done.append(one)
-    except BaseException:
-        for one in reversed(done):
-            one.run()
-        if host:
-            torch.ops.tessera.exchange_rows_of(*_arguments(host[::-1]))
-        raise
-
-
-def prepare(exchanges: Sequence[AnyExchange], pace: Pace) -> None:
-    """Do beside serving what would make the first exchange take longer.
-
-    On the CPU that are faults of pages that nobody wrote to lately, on GPUs the reading of what is replaced.
-
-    Args:
-        exchanges: those of a commit.
-        pace: that of the thread.
-    """
-    host = _on_host(exchanges)
-    if host:
-        torch.ops.tessera.touch_rows_aside(*_arguments(host), pace.share, pace.left_s)
-    for one in _on_devices(exchanges):
-        one.keep()
-        pace.rest()
-
-
-def bring_near(exchanges: Sequence[AnyExchange]) -> None:
-    """Have the rows that are exchanged next in the caches, beside those who read them."""
-    host = _on_host(exchanges)
-    if host:
-        torch.ops.tessera.touch_rows_of(*_arguments(host))
-
-
-def _on_host(exchanges: Sequence[AnyExchange]) -> list[Exchange]:
-    return [one for one in exchanges if isinstance(one, Exchange)]
-
-
-def _on_devices(exchanges: Sequence[AnyExchange]) -> list[DeviceExchange]:
-    return [one for one in exchanges if isinstance(one, DeviceExchange)]
-
-
-def _arguments(exchanges: Sequence[Exchange]) -> tuple[list[Any], ...]:
-    """The arguments of ``exchange_rows_of``, ``touch_rows_of`` and, its last ones apart, ``touch_rows_aside``."""
-    return (
-        [one.memory for one in exchanges],
-        [one.rows for one in exchanges],
-        [one.values for one in exchanges],
-        [one.offset for one in exchanges],
-        [one.stride for one in exchanges],
-    )
+from tessera.serving.server.follow.exchange import (
+    AnyExchange,
+    Exchange,
+    bring_near,
+    exchange_all,
+    on_devices,
+    prepare,
+)
+from tessera.serving.server.follow.row_overlay import RowOverlay, rows_apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,14 +43,16 @@ class StagedCommit:
     Attributes:
         path: its file.
         read: what it says.
-        exchanges: in their order.
+        exchanges: what is exchanged while no pass runs, in their order.
         golden: the inputs and outputs that the state after it must have; None: they are not compared.
+        overlay: the other rows; None: there are none.
     """
 
     path: Path
     read: ReadCommit
     exchanges: Sequence[AnyExchange]
     golden: tuple[HostBatch, Mapping[str, Tensor]] | None
+    overlay: RowOverlay | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +68,8 @@ class UndoRecord:
     @classmethod
     def of(cls, staged: StagedCommit) -> UndoRecord:
         """What undoes a commit that was put in; it takes no more memory than the commit's file has bytes."""
-        return cls(exchanges=[exchange.compact() for exchange in staged.exchanges])
+        laid = () if staged.overlay is None else staged.overlay.exchanges
+        return cls(exchanges=[exchange.compact() for exchange in (*staged.exchanges, *laid)])
 
     @property
     def bytes(self) -> int:
@@ -184,6 +87,7 @@ class FollowedModel:
         sizes: bytes of every record of the package.
         base: `unsigned_sha256` of the package's manifest.
         verify_golden: whether the golden answers of commits are compared.
+        overlays: whether nothing reads the rows of tables but operators that know overlays.
 
     Attributes:
         lock: what passes and commits hold; see `CommitLock`.
@@ -198,6 +102,7 @@ class FollowedModel:
         sizes: Mapping[str, int],
         base: str,
         verify_golden: bool,
+        overlays: bool = False,
     ) -> None:
         load_operators()
         self.lock = CommitLock()
@@ -206,14 +111,18 @@ class FollowedModel:
         self._memory = memory
         self._sizes = sizes
         self._verify_golden = verify_golden
+        self._overlays = overlays
 
-    def stage(self, path: Path, read: ReadCommit, pace: Pace | None = None) -> StagedCommit:
+    def stage(
+        self, path: Path, read: ReadCommit, pace: Pace | None = None, *, beside_others: bool = False
+    ) -> StagedCommit:
         """Everything that can be done beside serving; ``read``'s memory belongs to what is returned.
 
         Args:
             path: the commit's file, for messages.
             read: what is in it.
             pace: that of the thread, where others are answered meanwhile; None: it does not pause.
+            beside_others: whether passes would wait while rows are exchanged.
 
         Raises:
             CommitError: its patches do not fit the package, or its golden answers cannot be read.
@@ -227,6 +136,8 @@ class FollowedModel:
             raise CommitError(path, str(error), "schema") from error
         pace = pace or Pace(0.0)
         exchanges: list[AnyExchange] = []
+        laid: list[Exchange] = []
+        may_be_laid = rows_apart(read) if beside_others and self._overlays else set()
         rows_there: dict[tuple[str, torch.device], Tensor] = {}
         for patch in read.commit.patches:
             values = torch.from_numpy(read.new_bytes(patch))
@@ -236,18 +147,20 @@ class FollowedModel:
                         _on_device(read, patch, place, values, rows_there=rows_there, pace=pace)
                     )
                     continue
-                exchanges.append(
-                    Exchange(
-                        memory=place,
-                        rows=_rows(read, patch),
-                        # Each place exchanges memory of its own.
-                        values=values if number == 0 else values.clone(),
-                        offset=patch.offset,
-                        stride=patch.stride,
-                    )
+                exchange = Exchange(
+                    memory=place,
+                    rows=_rows(read, patch),
+                    # Each place exchanges memory of its own.
+                    values=values if number == 0 else values.clone(),
+                    offset=patch.offset,
+                    stride=patch.stride,
                 )
+                (laid if patch in may_be_laid else exchanges).append(exchange)
         prepare(exchanges, pace)
-        return StagedCommit(path=path, read=read, exchanges=exchanges, golden=golden)
+        overlay = RowOverlay(laid, pace) if laid else None
+        return StagedCommit(
+            path=path, read=read, exchanges=exchanges, golden=golden, overlay=overlay
+        )
 
     def _places(self, path: Path, record: str) -> list[Tensor]:
         """The memory of ``record`` in every replica."""
@@ -267,18 +180,28 @@ class FollowedModel:
             CommitError: the model does not give the commit's golden answers.
             MemoryError: there is no memory to compute them.
         """
-        read = staged.read
+        read, overlay = staged.read, staged.overlay
         bring_near(staged.exchanges)
         with self.lock.exclusive():
             begin = time.perf_counter()
             exchange_all(staged.exchanges)
             try:
+                if overlay is not None:
+                    overlay.show()
                 self._compare(staged)
             except BaseException:
+                if overlay is not None:
+                    overlay.take_back()
                 exchange_all(staged.exchanges[::-1])
                 raise
             self.lock.commit = read.commit.number
-            return time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
+        if overlay is not None:
+            overlay.write()
+            with self.lock.exclusive():  # passes that began before may still read it
+                pass
+            overlay.close()
+        return seconds
 
     def _compare(self, staged: StagedCommit) -> None:
         if staged.golden is None:
@@ -304,7 +227,7 @@ class FollowedModel:
                 exchange_all(record.exchanges[::-1])
             self.lock.commit = commit
         for record in undone:
-            for exchange in _on_devices(record.exchanges):
+            for exchange in on_devices(record.exchanges):
                 exchange.compact()
 
 
@@ -338,7 +261,7 @@ def _on_device(
         memory,
         rows,
         copied(values, memory.device, pace),
-        last_row=patch.count - 1 if numbers is None else int(numbers[-1]),
+        last_row=read.last_row(patch),
         offset=patch.offset,
         stride=patch.stride,
     )

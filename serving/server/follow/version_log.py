@@ -307,7 +307,7 @@ class VersionLog:
         found = refusal(read.commit, read.sha256, named=number, state=self._state(), fence=fence)
         if found is not None:
             raise CommitError(path, found[1], found[0])
-        return self.followed.stage(path, read, pace)
+        return self.followed.stage(path, read, pace, beside_others=self.beside_others)
 
     def _pause_s(self, named_s: float) -> float:
         """How long others may be made room for, where the commit's file got its name at ``named_s`` since 1970."""

@@ -117,6 +117,7 @@ class PackageVersionLoader:
             sizes={entry.name: entry.bytes for entry in records.entries},
             base=unsigned_sha256(records.manifest_bytes()),
             verify_golden=self._config.verify_golden,
+            overlays=packages[0].manifest.backend == "tessera",
         )
 
     def _read(

@@ -1,0 +1,148 @@
+// A commit's rows laid over those of tables on the CPU; see row_overlay.h.
+//
+// An overlay is known by a number. `overlay_make` checks all that it is given and copies nothing.
+// `overlay_keep` and `overlay_write` do one piece, so that tessera-server looks between two whether
+// it is wanted elsewhere; a server's Python makes one call for all of them, with pauses, as each
+// gives the interpreter's lock away and waits for it again.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "binding_rows.h"
+#include "idle_thread.h"
+#include "pauses.h"
+#include "row_overlay.h"
+
+namespace tessera {
+namespace {
+
+// An overlay, and what it must not outlive.
+struct Held {
+  std::vector<Tensor> storages;
+  std::vector<Tensor> values;
+  std::unique_ptr<RowOverlay> overlay;
+};
+
+class Overlays {
+ public:
+  int64_t add(std::shared_ptr<Held> held) {
+    const std::lock_guard lock(mutex_);
+    held_[++last_] = std::move(held);
+    return last_;
+  }
+
+  std::shared_ptr<Held> get(int64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto found = held_.find(number);
+    TORCH_CHECK(found != held_.end(), "overlay: there is no overlay ", number);
+    return found->second;
+  }
+
+  void drop(int64_t number) {
+    std::shared_ptr<Held> held = get(number);
+    const std::lock_guard lock(mutex_);
+    held_.erase(number);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::shared_ptr<Held>> held_;
+  int64_t last_ = 0;
+};
+
+Overlays& overlays() {
+  static Overlays all;
+  return all;
+}
+
+NewRows new_rows(const Rows& rows, const Tensor& storage, const Tensor& values) {
+  NewRows made{.storage = static_cast<std::byte*>(storage.mutable_data_ptr()),
+               .storage_bytes = static_cast<std::size_t>(storage.numel()),
+               .table = rows.begin(),
+               .stride = rows.stride(),
+               .width = rows.width(),
+               .numbers = {},
+               .values = static_cast<std::byte*>(values.mutable_data_ptr())};
+  TORCH_CHECK(rows.count() > 0, "rows: an overlay needs at least one of each table");
+  TORCH_CHECK(rows.number(rows.count() - 1) <= UINT32_MAX, "rows: the last one is ",
+              rows.number(rows.count() - 1), ", expected at most ", UINT32_MAX);
+  made.numbers.reserve(rows.count());
+  for (std::size_t i = 0; i < rows.count(); ++i) {
+    made.numbers.push_back(static_cast<std::uint32_t>(rows.number(i)));
+  }
+  return made;
+}
+
+int64_t overlay_make(at::TensorList storages, at::TensorList rows, at::TensorList values,
+                     at::IntArrayRef offsets, at::IntArrayRef strides) {
+  const std::vector<Rows> all = checked(storages, rows, values, offsets, strides);
+  std::vector<NewRows> tables;
+  tables.reserve(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    tables.push_back(new_rows(all[i], storages[i], values[i]));
+  }
+  auto held = std::make_shared<Held>(
+      Held{.storages = storages.vec(), .values = values.vec(), .overlay = nullptr});
+  try {
+    held->overlay = std::make_unique<RowOverlay>(std::move(tables));
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK(false, "rows: ", error.what());
+  }
+  return overlays().add(std::move(held));
+}
+
+bool overlay_keep(int64_t overlay) { return overlays().get(overlay)->overlay->keep(); }
+
+bool overlay_write(int64_t overlay) { return overlays().get(overlay)->overlay->write(); }
+
+// Calls `work` until it gives false, while CPUs have nothing else to do.
+template <typename Work>
+void aside(double share, double seconds, Work work) {
+  TORCH_CHECK(share > 0 && share <= 1, "share: ", share, ", expected more than 0 and at most 1");
+  Pauses pauses(share, seconds);
+  bool more = true;
+  run_when_idle([&](const std::stop_token& stop) {
+    while (more && !stop.stop_requested()) {
+      more = work();
+      if (more) pauses.rest();
+    }
+  });
+}
+
+void overlay_keep_aside(int64_t overlay, double share, double seconds) {
+  const auto held = overlays().get(overlay);
+  aside(share, seconds, [&] { return held->overlay->keep(); });
+}
+
+void overlay_write_aside(int64_t overlay, double share, double seconds) {
+  const auto held = overlays().get(overlay);
+  aside(share, seconds, [&] { return held->overlay->write(); });
+}
+
+void overlay_show(int64_t overlay) { overlays().get(overlay)->overlay->show(); }
+
+void overlay_take_back(int64_t overlay) { overlays().get(overlay)->overlay->take_back(); }
+
+void overlay_drop(int64_t overlay) { overlays().drop(overlay); }
+
+}  // namespace
+}  // namespace tessera
+
+TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("overlay_make", tessera::overlay_make); }
+
+// They have no tensor that would tell a device.
+TORCH_LIBRARY_IMPL(tessera, CompositeImplicitAutograd, m) {
+  m.impl("overlay_keep", tessera::overlay_keep);
+  m.impl("overlay_keep_aside", tessera::overlay_keep_aside);
+  m.impl("overlay_show", tessera::overlay_show);
+  m.impl("overlay_take_back", tessera::overlay_take_back);
+  m.impl("overlay_write", tessera::overlay_write);
+  m.impl("overlay_write_aside", tessera::overlay_write_aside);
+  m.impl("overlay_drop", tessera::overlay_drop);
+}

@@ -1,0 +1,69 @@
+"""A commit's rows of tables, which passes read where they were staged until the tables have them.
+
+Exchanging the rows of a commit takes milliseconds, and every pass would wait for it.  An overlay is shown in
+microseconds, and the rows are written beside the passes (``kernels/csrc/row_overlay.h`` says how).
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from tessera.serving.commits.file import ReadCommit
+from tessera.serving.package.commit import Patch
+from tessera.serving.package.pace import Pace
+from tessera.serving.server.follow.exchange import Exchange, patch_arguments
+
+_PAUSES_S = 0.5
+"""For so long the writing of rows pauses for others: the next commit waits for its end."""
+
+
+def rows_apart(read: ReadCommit) -> set[Patch]:
+    """The patches of tables' rows that can be laid over them: those of records in which no two patches lie within each other.
+
+    A staged row takes as much memory as a row of its table, gaps included, so rows with large gaps are left out.
+    """
+    by_record: dict[str, list[tuple[int, int, Patch]]] = defaultdict(list)
+    for patch in read.commit.patches:
+        last = read.last_row(patch)
+        end = patch.offset + last * patch.stride + patch.width
+        by_record[patch.record].append((patch.offset, end, patch))
+    apart: set[Patch] = set()
+    for patches in by_record.values():
+        patches.sort(key=lambda one: one[:2])
+        if all(before[1] <= after[0] for before, after in itertools.pairwise(patches)):
+            apart.update(patch for *_, patch in patches)
+    return {one for one in apart if one.table and one.rows and one.stride < 2 * one.width}
+
+
+class RowOverlay:
+    """Rows of a commit; to be made, kept and written by one thread.
+
+    Args:
+        exchanges: of rows of tables, none within another; afterwards their values are what undoes them.
+        pace: that of the thread.
+    """
+
+    def __init__(self, exchanges: Sequence[Exchange], pace: Pace) -> None:
+        self.exchanges = exchanges
+        self._share = pace.idle_share
+        self._number = torch.ops.tessera.overlay_make(*patch_arguments(exchanges))
+        self.close = weakref.finalize(self, torch.ops.tessera.overlay_drop, self._number)
+        """Let go of the rows; after `show`, while no pass runs that may still read them."""
+        torch.ops.tessera.overlay_keep_aside(self._number, self._share, pace.left_s)
+
+    def show(self) -> None:
+        """From now on passes read the new rows; while none runs."""
+        torch.ops.tessera.overlay_show(self._number)
+
+    def take_back(self) -> None:
+        """From now on they read what the tables had; while none runs."""
+        torch.ops.tessera.overlay_take_back(self._number)
+
+    def write(self) -> None:
+        """Bring the rows into their tables beside the passes; blocks."""
+        torch.ops.tessera.overlay_write_aside(self._number, self._share, _PAUSES_S)
