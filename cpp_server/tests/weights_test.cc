@@ -22,6 +22,8 @@
 
 #include "model/device_copy.h"
 #include "model/device_weights.h"
+#include "model/laid_rows.h"
+#include "model/operator_libraries.h"
 #include "model/record_places.h"
 #include "model/weights.h"
 
@@ -271,7 +273,7 @@ TEST(DeviceWeightsTest, HoldsTheRowsThatPatchesHaveInCommonOnce) {
     patches.push_back(std::move(patch));
   }
   int between = 0;
-  const auto staged = weights.stage(std::move(patches), [&] { ++between; });
+  const auto staged = weights.stage(std::move(patches), Weights::Beside::kBatches, [&] { ++between; });
   EXPECT_EQ(between, 3);  // one copy of the rows, one of either patch's bytes
   constexpr std::uint64_t kHeld = 3 * (8 + 4 + 4);
   EXPECT_EQ(staged->bytes(), kHeld);
@@ -284,6 +286,54 @@ TEST(DeviceWeightsTest, HoldsTheRowsThatPatchesHaveInCommonOnce) {
   staged->swap();
   EXPECT_EQ(record.sum().item<std::int64_t>(), 0);
   EXPECT_EQ(staged->bytes(), kHeld);
+}
+
+TEST(LaidRowsTest, TheOperatorsKeepWriteAndTakeBackRows) {
+  try {
+    load_operator_libraries({"tessera_ops"}, library_folders({TESSERA_OPS_FOLDER}));
+  } catch (const LibraryError& error) {
+    GTEST_SKIP() << error.what();
+  }
+  const LayRows lay_rows = lay_rows_by_operators();
+  ASSERT_NE(lay_rows, nullptr);
+  std::vector<std::byte> record(4'000, std::byte{1});
+  const std::array<std::uint32_t, 3> rows = {0, 3, 399};
+  const auto commit = [&] {
+    Patch patch;
+    patch.info = {.record = "data/0",
+                  .table = "t",
+                  .stride = 10,
+                  .width = 8,
+                  .count = rows.size(),
+                  .rows = "rows/0",
+                  .bytes = "bytes/0"};
+    patch.rows.resize(sizeof(rows));
+    std::memcpy(patch.rows.data(), rows.data(), sizeof(rows));
+    patch.bytes.assign(8 * rows.size(), std::byte{2});
+    std::vector<Patch> patches;
+    patches.push_back(std::move(patch));
+    return patches;
+  };
+  const std::vector<std::byte> before = record;
+  std::vector<std::byte> after = record;
+  for (const std::uint32_t row : rows) std::fill_n(after.begin() + 10 * row, 8, std::byte{2});
+  HostWeights weights({{"data/0", record}}, lay_rows);
+  const auto staged = weights.stage(commit(), Weights::Beside::kBatches, [] {});
+  ASSERT_TRUE(staged->unfinished());
+  staged->prepare();
+  staged->swap();
+  EXPECT_EQ(record, before);
+  staged->swap();  // taken back
+  EXPECT_EQ(record, before);
+  staged->swap();
+  while (staged->finish()) {
+  }
+  EXPECT_EQ(record, after);
+  staged->settle();
+  staged->swap();
+  EXPECT_EQ(record, before);
+  staged->swap();
+  EXPECT_EQ(record, after);
 }
 
 TEST(HostWeightsTest, PreparationWritesToThePagesOfRows) {

@@ -56,9 +56,10 @@ class Overlays {
   int64_t last_ = 0;
 };
 
+// It stays until the process is gone.
 Overlays& overlays() {
-  static Overlays all;
-  return all;
+  static Overlays* const all = new Overlays;
+  return *all;
 }
 
 NewRows new_rows(const Rows& rows, const Tensor& storage, const Tensor& values) {

@@ -23,9 +23,10 @@ struct Shown {
   std::atomic<std::size_t> count = 0;
 };
 
+// It stays until the process is gone: an overlay may end after what is destroyed at its exit.
 Shown& shown() {
-  static Shown all;
-  return all;
+  static Shown* const all = new Shown;
+  return *all;
 }
 
 std::int64_t address(const void* pointer) { return reinterpret_cast<std::int64_t>(pointer); }

@@ -53,7 +53,6 @@ class LaidTable {
   std::size_t stride() const { return rows_.stride; }
   std::size_t width() const { return rows_.width; }
   std::size_t count() const { return rows_.numbers.size(); }
-  const NewRows& rows() const { return rows_; }
 
   // The new place of a row, in the numbers of the table's rows; nothing: it does not change.
   std::optional<std::int64_t> find(std::int64_t row) const {

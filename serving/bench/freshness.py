@@ -7,7 +7,8 @@ Per server, with client and server on the same CPUs, what ``--measure`` names of
   may name an earlier one);
 * *latency*: an open loop at ``--share`` of what a closed one reaches (Poisson; latency counts from when a call was due), in
   phases: without commits, with commits of ``--rows`` rows, without, ...; told are the median p99 of the phases of
-  either kind and their ratio;
+  either kind and their ratio; with ``--most-stolen 0.01`` phases in which the host of a virtual machine took more than a
+  hundredth of the CPUs do not count for that (their answers do);
 * *rollback*: over ``--back`` commits of ``--visible-rows`` rows, during such an open loop: the time from the call to the first answer
   of the state before.
 
@@ -17,7 +18,7 @@ is rolled back, than before the first one, and beside it is the ``--rollback-byt
 
 The package is made at once (`tessera.serving.bench.large_package`), and so are all commits before the first server starts; they
 wait in ``--folder``. ``--json`` also keeps the time under the lock that a commit took on average
-(``tessera_commit_apply_seconds``), each phase's p99, and how many calls were slower than the p99 without commits, by when they were due after
+(``tessera_commit_apply_seconds``), each phase's p99 and what the host took, and how many calls were slower than the p99 without commits, by when they were due after
 the last commit (``slow_after_ms``), which shows what of a commit they waited for.
 
 With ``--gpu 0`` the package is one for GPUs, the servers have it on that one, and the right answers are computed there by torch's
@@ -45,7 +46,7 @@ import urllib.request
 from bisect import bisect_right
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ from tessera.serving.bench.large_package import make_large
 from tessera.serving.bench.processes import LOADER, METHOD
 from tessera.serving.bench.reload_servers import MODEL, read_requests, write_requests
 from tessera.serving.bench.reloads import load, memory_mib, read_calls
+from tessera.serving.bench.stolen import Stolen
 from tessera.serving.client import RepositoryClient
 from tessera.serving.commits.chain import LOG_FOLDER
 from tessera.serving.server.background import ServerProcess
@@ -88,6 +90,7 @@ class Calls:
 
     Attributes:
         p99_ms: of each phase.
+        stolen: what the host took of the CPUs in each phase, 0 to 1.
         right: answers with the bits of the commit that they name.
         near: on a GPU, other answers that differ from these by no more than a rounding.
         wrong: other answers.
@@ -95,12 +98,20 @@ class Calls:
         late: of each call in the order of the phases, milliseconds after the last commit and of its latency.
     """
 
-    p99_ms: list[float]
+    p99_ms: list[float] = field(default_factory=list)
+    stolen: list[float] = field(default_factory=list)
     right: int = 0
     near: int = 0
     wrong: int = 0
     failed: int = 0
     late: list[tuple[float, float]] | None = None
+
+
+def median_p99_ms(calls: Calls, most_stolen: float) -> float:
+    """The median p99 of the phases in which the host took at most ``most_stolen`` of the CPUs; of all where there is none."""
+    of_phases = zip(calls.p99_ms, calls.stolen, strict=True)
+    counted = [p99_ms for p99_ms, stolen in of_phases if stolen <= most_stolen]
+    return statistics.median(counted or calls.p99_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +127,12 @@ class Visible:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """An open loop of ``rate`` calls a second: p99 by phase and their medians, in milliseconds; ``commits`` beside it."""
+    """An open loop of ``rate`` calls a second: p99 by phase and their medians, in milliseconds; ``commits`` beside it.
+
+    Attributes:
+        without_stolen: what the host took of the CPUs in each phase without commits, 0 to 1.
+        beside_stolen: in each phase with commits.
+    """
 
     rate: float
     without_p99_ms: float
@@ -124,6 +140,8 @@ class Latency:
     ratio: float
     without_ms: list[float]
     beside_ms: list[float]
+    without_stolen: list[float]
+    beside_stolen: list[float]
     commits: int
     slow_after_ms: dict[int, int]
 
@@ -266,7 +284,9 @@ class Measured:
         """One open loop, whose calls are added to ``calls``."""
         flags = ("--rate", rate, "--duration-s", seconds, "--connections", CONNECTIONS)
         file = self._log.request_file
+        stolen = Stolen()
         load(self.server.address, METHOD, file, self._record, *flags, "--warm-up-s", 1)
+        calls.stolen.append(stolen.share())
         times = sorted(self.feed.put_in_ns.values())
         judge = Judge(self._log.right, bits=self._options.gpu is None)
         found: Counter[Verdict] = Counter()
@@ -296,7 +316,8 @@ class Measured:
                     until = self.feed.last + each
                     phase.enter_context(self.feed.putting_in(options.every_s, until))
                 self.phase(rate, kinds[beside], options.phase_s)
-        without, beside_ms = (statistics.median(kinds[one].p99_ms) for one in (False, True))
+        most = options.most_stolen
+        without, beside_ms = (median_p99_ms(kinds[one], most) for one in (False, True))
         slow = Counter(
             int(after // BIN_MS) * BIN_MS
             for after, took in kinds[True].late or ()
@@ -309,6 +330,8 @@ class Measured:
             ratio=beside_ms / without,
             without_ms=kinds[False].p99_ms,
             beside_ms=kinds[True].p99_ms,
+            without_stolen=kinds[False].stolen,
+            beside_stolen=kinds[True].stolen,
             commits=self.feed.last - begin,
             slow_after_ms=dict(sorted(slow.items())),
         )
@@ -359,8 +382,8 @@ class Measured:
 
 def measure(kind: str, log: Log, options: Any) -> Figures:
     """One server's figures."""
-    kinds = {False: Calls(p99_ms=[]), True: Calls(p99_ms=[], late=[])}
-    back = Calls(p99_ms=[])
+    kinds = {False: Calls(), True: Calls(late=[])}
+    back = Calls()
     visible, latency, rollback_s = None, None, None
     with Measured(kind, log, options) as measured:
         rate = options.share * measured.capacity()
@@ -412,6 +435,12 @@ def parse() -> Any:
     )
     parser.add_argument("--phases", type=int, default=4, help="of both kinds (default 4)")
     parser.add_argument("--phase-s", type=float, default=10.0, help="seconds each (default 10)")
+    parser.add_argument(
+        "--most-stolen",
+        type=float,
+        default=1.0,
+        help="of the CPUs, what the host may take in a phase that counts (default 1: all count)",
+    )
     parser.add_argument("--back", type=int, default=20, help="commits to take back (default 20)")
     parser.add_argument(
         "--largest-batch", type=int, default=64, help="with --gpu, samples of one (default 64)"

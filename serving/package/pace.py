@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
 import threading
 import time
 
@@ -20,7 +19,6 @@ ASIDE_NICENESS = 10
 
 _SHARE_OF_ALL = 1 / 10
 _SHARE_OF_ONE = 1 / 3
-_IDLE_SHARE_OF_ALL = 1 / 4
 _LEAST_S = 0.0001
 _MOST_S = 0.05
 """A piece that took longer than it should is not paid for by seconds of silence."""
@@ -39,22 +37,10 @@ def aside_share(cpus: int) -> float:
     return min(_SHARE_OF_ALL * cpus, _SHARE_OF_ONE)
 
 
-def idle_share(cpus: int) -> float:
-    """The same where it runs only while CPUs have nothing else to do: a quarter of all, and one at most.
-
-    Such work delays others by the caches and the memory alone.
-    """
-    return min(_IDLE_SHARE_OF_ALL * cpus, 1.0)
-
-
 def pause_behind(used: float, passed: float, share: float) -> float:
     """How long the pause is behind ``used`` seconds of a CPU, within ``passed`` since the last pause; 0: not yet."""
     pause = min(used / share - passed, _MOST_S)
     return 0.0 if pause < _LEAST_S else pause
-
-
-def _is_idle() -> bool:
-    return sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_IDLE
 
 
 class Pace:
@@ -64,15 +50,11 @@ class Pace:
         for_s: seconds after which there are no more.
 
     Attributes:
-        share: of one CPU, what the thread uses: `idle_share` where the process is of the class ``SCHED_IDLE``, else
-            `aside_share`.
-        idle_share: what an operator may use that works on a thread of that class.
+        share: of one CPU, what the thread uses.
     """
 
     def __init__(self, for_s: float = math.inf) -> None:
-        cpus = usable_cpus()
-        self.idle_share = idle_share(cpus)
-        self.share = self.idle_share if _is_idle() else aside_share(cpus)
+        self.share = aside_share(usable_cpus())
         self._until = time.monotonic() + for_s
         self._last = time.monotonic()
         self._used = time.thread_time()
@@ -83,7 +65,7 @@ class Pace:
         return max(self._until - time.monotonic(), 0.0)
 
     def rest(self) -> None:
-        """Sleep until the thread has used its share of the time since the last pause; to be called between pieces."""
+        """Sleep until the thread has used `aside_share` of the time since the last pause; to be called between pieces."""
         now = time.monotonic()
         if now >= self._until:
             return

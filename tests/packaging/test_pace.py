@@ -6,12 +6,10 @@ import time
 
 import pytest
 
-from tessera.cpus import usable_cpus
 from tessera.serving.package.pace import (
     ASIDE_NICENESS,
     Pace,
     aside_share,
-    idle_share,
     pause_behind,
     stand_aside,
 )
@@ -27,30 +25,6 @@ def test_a_pause_leaves_the_work_its_share_of_a_cpu():
 
 def test_the_share_is_a_tenth_of_all_cpus_and_no_more_than_a_third_of_one():
     assert [aside_share(cpus) for cpus in (1, 2, 4, 64)] == pytest.approx([0.1, 0.2, 1 / 3, 1 / 3])
-
-
-def test_the_idle_share_is_a_quarter_of_all_cpus_and_no_more_than_one():
-    assert [idle_share(cpus) for cpus in (1, 2, 4, 64)] == [0.25, 0.5, 1, 1]
-
-
-def test_a_process_of_the_idle_class_has_the_idle_share():
-    def share_in_a_process(become) -> float:
-        ours, theirs = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            become()
-            os.write(theirs, str(Pace().share).encode())
-            os._exit(0)
-        os.waitpid(pid, 0)
-        os.close(theirs)
-        with os.fdopen(ours) as found:
-            return float(found.read())
-
-    def be_idle():
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-    assert share_in_a_process(lambda: None) == aside_share(usable_cpus())
-    assert share_in_a_process(be_idle) == idle_share(usable_cpus())
 
 
 def test_work_pauses(monkeypatch):

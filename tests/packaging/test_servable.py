@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -198,6 +199,32 @@ def test_the_runner_may_be_called_from_several_threads(each_package: Path) -> No
 
 def graph_operators(servable: ServableModel) -> list[str]:
     return [node.kind() for node in servable.scripted.inlined_graph.nodes()]
+
+
+def readers_of(names: set[str], block: Any) -> set[str]:
+    """The kinds of the nodes that take one of these attributes."""
+    found: set[str] = set()
+    for node in block.nodes():
+        if node.kind() == "prim::GetAttr" and node.s("name") in names:
+            found.update(use.user.kind() for use in node.output().uses())
+        for inner in node.blocks():
+            found |= readers_of(names, inner)
+    return found
+
+
+@pytest.mark.parametrize("backend", ["tessera"], indirect=True)
+def test_nothing_but_lookups_reads_the_rows(made: Made) -> None:
+    """Servers lay a commit's rows over those of tables, of which nothing else knows."""
+    _, servable = made
+    lookups = {"tessera::lookup", "tessera::lookup_partly_shared", "tessera::lookup_rows"}
+    scripted, (stored,) = servable.scripted, servable.tables.buffers
+    names = {name for name, buffer in scripted.named_buffers() if torch.equal(buffer, stored)}
+    assert names
+    methods = [name for name in ("forward", "forward_shared") if hasattr(scripted, name)]
+    for method in methods:
+        readers = readers_of(names, getattr(scripted, method).inlined_graph)
+        assert readers
+        assert readers <= lookups
 
 
 def test_dropout_is_gone_and_one_operator_looks_everything_up(backend: str) -> None:

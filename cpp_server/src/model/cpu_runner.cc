@@ -70,8 +70,10 @@ class CpuRunner final : public Runner {
         module_(opening, path, schema_,
                 changing ? TorchScriptModule::Form::kChanging : TorchScriptModule::Form::kFrozen) {
     if (!changing) return;
-    // Else others read the rows of tables, too, and know of none that lie elsewhere.
-    const bool ours = manifest.operator_libraries == std::vector<std::string>{"tessera_ops"};
+    // Else others than our lookups read rows, too (the rows of a table that is cut are gathered),
+    // and know of none that lie elsewhere.
+    const bool ours = manifest.num_shards == 1 &&
+                      manifest.operator_libraries == std::vector<std::string>{"tessera_ops"};
     weights_ =
         std::make_unique<HostWeights>(module_.places(), ours ? lay_rows_by_operators() : LayRows());
   }

@@ -50,7 +50,7 @@ class RowOverlay:
 
     def __init__(self, exchanges: Sequence[Exchange], pace: Pace) -> None:
         self.exchanges = exchanges
-        self._share = pace.idle_share
+        self._share = pace.share
         self._number = torch.ops.tessera.overlay_make(*patch_arguments(exchanges))
         self.close = weakref.finalize(self, torch.ops.tessera.overlay_drop, self._number)
         """Let go of the rows; after `show`, while no pass runs that may still read them."""

@@ -110,14 +110,15 @@ class PackageVersionLoader:
     def _followed(
         self, packages: Sequence[LoadedPackage], memory: Sequence[Mapping[str, Sequence[Tensor]]]
     ) -> FollowedModel:
-        records = packages[0].records
+        records, manifest = packages[0].records, packages[0].manifest
         return FollowedModel(
             runners=[package.runner for package in packages],
             memory=memory,
             sizes={entry.name: entry.bytes for entry in records.entries},
             base=unsigned_sha256(records.manifest_bytes()),
             verify_golden=self._config.verify_golden,
-            overlays=packages[0].manifest.backend == "tessera",
+            # The rows of a table that is cut over shards are gathered by operators of torch.
+            overlays=manifest.backend == "tessera" and manifest.plan.num_shards == 1,
         )
 
     def _read(
