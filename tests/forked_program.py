@@ -78,6 +78,15 @@ class ForkedProgram:
             raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
 
+    def communicate(self, timeout=None):
+        """What is left to read of its output and of its errors, as texts or None, once it has ended."""
+        with ThreadPoolExecutor(2) as pool:
+            texts = [
+                pool.submit(file.read) if file else None for file in (self.stdout, self.stderr)
+            ]
+            self.wait(timeout)
+        return tuple(text and text.result() for text in texts)
+
     def send_signal(self, number):
         """Send it a signal, unless it has ended."""
         with self._lock, contextlib.suppress(ProcessLookupError):
@@ -217,11 +226,9 @@ def run(arguments, **options):
     with start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as program:
         late = threading.Timer(PATIENCE_S, program.kill)
         late.start()
-        with ThreadPoolExecutor(2) as pool:
-            stdout, stderr = pool.map(lambda file: file.read(), (program.stdout, program.stderr))
-        status = program.wait()
+        stdout, stderr = program.communicate()
         late.cancel()
-    return subprocess.CompletedProcess(program.args, status, stdout, stderr)
+    return subprocess.CompletedProcess(program.args, program.returncode, stdout, stderr)
 
 
 def _become(given, files):

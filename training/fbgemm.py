@@ -20,11 +20,20 @@ from tessera.errors import UserError
 from tessera.releases import fbgemm_remedy, pair_is_known
 
 
-def _installed_fbgemm() -> str | None:
+@lru_cache(maxsize=1)
+def _found_fbgemm() -> str:
+    """Its version, looked for until it is found: that reads the folders of all packages, and each table asks."""
     for name in ("fbgemm-gpu-cpu", "fbgemm-gpu"):
         for distribution in metadata.distributions(name=name):
             return distribution.version
-    return None
+    raise LookupError(name)
+
+
+def _installed_fbgemm() -> str | None:
+    try:
+        return _found_fbgemm()
+    except LookupError:
+        return None
 
 
 def _is_other_than_version_remark(record: logging.LogRecord) -> bool:

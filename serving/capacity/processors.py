@@ -25,6 +25,21 @@ class Processors(Generic[Thread]):
         used_s: CPU time that was given.
     """
 
+    # Each event of a simulation comes here four times, so that slots and the repeated lines below are worth it.
+    __slots__ = (
+        "_cores",
+        "_heavy",
+        "_heavy_given",
+        "_heavy_rate",
+        "_light",
+        "_light_given",
+        "_light_rate",
+        "_number",
+        "_running",
+        "now_s",
+        "used_s",
+    )
+
     def __init__(self, cores: int) -> None:
         self.now_s = 0.0
         self.used_s = 0.0
@@ -55,7 +70,13 @@ class Processors(Generic[Thread]):
 
     def next_end_s(self) -> float:
         """When the next thread has done its work if no other one starts; infinite if none runs."""
-        return self.now_s + max(min(self._heavy_left_s(), self._light_left_s()), 0.0)
+        left_s = math.inf
+        if self._heavy:
+            left_s = (self._heavy[0][0] - self._heavy_given) / self._heavy_rate
+        if self._light:
+            light_left_s = (self._light[0][0] - self._light_given) / self._light_rate
+            left_s = min(left_s, light_left_s)
+        return self.now_s + left_s if left_s > 0 else self.now_s
 
     def advance(self, to_s: float) -> None:
         """Let time pass until ``to_s``, which is not after `next_end_s`."""
@@ -68,22 +89,16 @@ class Processors(Generic[Thread]):
 
     def finish(self) -> Thread:
         """Take away the thread whose work ends now, at `next_end_s`."""
-        light = self._light_left_s() < self._heavy_left_s()
-        _, _, thread = heapq.heappop(self._light if light else self._heavy)
+        ends = self._heavy
+        if self._light:
+            light_left_s = (self._light[0][0] - self._light_given) / self._light_rate
+            if not ends or light_left_s < (ends[0][0] - self._heavy_given) / self._heavy_rate:
+                ends = self._light
+        thread = heapq.heappop(ends)[2]
         self._running -= 1
         if self._running >= self._cores:
             self._share()
         return thread
-
-    def _heavy_left_s(self) -> float:
-        if not self._heavy:
-            return math.inf
-        return (self._heavy[0][0] - self._heavy_given) / self._heavy_rate
-
-    def _light_left_s(self) -> float:
-        if not self._light:
-            return math.inf
-        return (self._light[0][0] - self._light_given) / self._light_rate
 
     def _share(self) -> None:
         heavy, light = len(self._heavy), len(self._light)

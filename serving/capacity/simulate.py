@@ -197,9 +197,6 @@ class _Idle:
     def count(self) -> int:
         return len(self.threads) + self.waking
 
-    def wakes(self, *, much: bool) -> bool:
-        return bool(self.threads) and (self.waking == 0 or much)
-
 
 class _Run:
     def __init__(
@@ -223,6 +220,8 @@ class _Run:
             max_delay_s=limits.max_delay_s,
             sharers=sharers,
         )
+        # Each thing that a thread of a client or of the network does is half of a call's.
+        self.client_work_s, self.loop_work_s = costs.client_call_s / 2, costs.call_s / 2
         self.samples = samples
         whole, rest = divmod(samples, limits.max_samples)
         self.parts = [limits.max_samples] * whole + [rest] * (rest > 0)
@@ -251,13 +250,14 @@ class _Run:
 
     def to_the_end(self) -> None:
         """Simulate until every request has been answered or refused."""
-        processors, due, timers = self.processors, self.due, self.timers
+        processors, timers, begins = self.processors, self.timers, self.begins
+        due = [*self.due, math.inf]
         arrived = 0
         while True:
-            arrival_s = due[arrived] if arrived < len(due) else math.inf
+            arrival_s = due[arrived]
             end_s = processors.next_end_s()
             timer_s = timers[0][0] if timers else math.inf
-            begin_s = self.begins[0][0] if self.begins else math.inf
+            begin_s = begins[0][0] if begins else math.inf
             now_s = min(arrival_s, end_s, timer_s, begin_s)
             if now_s == math.inf:
                 return
@@ -271,7 +271,7 @@ class _Run:
                     self._give(self._loop(arrived), ("receive", arrived))
                 arrived += 1
             elif begin_s == now_s:
-                self._begin(heapq.heappop(self.begins)[2])
+                self._begin(heapq.heappop(begins)[2])
             else:
                 _, wait, worker = heapq.heappop(timers)
                 if worker.wait == wait and worker in self.idle[worker.kind].threads:
@@ -308,16 +308,17 @@ class _Run:
 
     def _go_on(self, thread: _Thread, more_s: float = 0.0) -> None:
         """Begin the next item; a turn of an event loop ends when those are done that it began with."""
-        if thread.kind == "loop" and thread.turn == 0:
-            thread.turn = len(thread.queue)
-        if not thread.queue:
+        queue = thread.queue
+        if not queue:
             thread.doing = None
             return
-        thread.turn -= 1
-        thread.doing = thread.queue.popleft()
-        client = thread.kind == "client"
-        self.client_items += client
-        work_s = (self.costs.client_call_s if client else self.costs.call_s) / 2
+        if thread.kind == "client":
+            self.client_items += 1
+            work_s = self.client_work_s
+        else:
+            thread.turn = (thread.turn or len(queue)) - 1
+            work_s = self.loop_work_s
+        thread.doing = queue.popleft()
         self.processors.start(thread, work_s + more_s, _NETWORK)
 
     def _ended(self, thread: _Thread) -> None:
@@ -342,7 +343,7 @@ class _Run:
         else:
             taken_s = self.processors.now_s - self.due[content] + self.costs.wire_s
             self.latency[content] = taken_s
-        if thread.kind == "loop" and thread.turn == 0 and self.host.runs_passes:
+        if thread.turn == 0 and self.queue and thread.kind == "loop" and self.host.runs_passes:
             if runs_here(self._state(), self.limits):
                 self._start_pass(thread, self.limits.max_samples, _NETWORK)
                 self._wake_for_queue()
@@ -379,11 +380,12 @@ class _Run:
     def _wake_for_queue(self) -> None:
         if not self.queue:
             return
-        much = heavy(self._state())
         ordinary, spare = self.idle["worker"], self.idle["spare"]
-        if ordinary.wakes(much=much):
-            self._wake(ordinary.threads[0])
-        elif not ordinary.threads and much and spare.wakes(much=much):
+        if ordinary.threads:
+            # One at a time is woken, but for heavy work.
+            if ordinary.waking == 0 or heavy(self._state()):
+                self._wake(ordinary.threads[0])
+        elif spare.threads and heavy(self._state()):
             self._wake(spare.threads[0])
 
     def _wake(self, worker: _Thread) -> None:

@@ -140,9 +140,10 @@ def test_a_run_that_could_not_keep_up_or_filled_the_cpus_is_left_out():
     without = replace(calibration, runs=calibration.runs[:-1])
     full = replace(calibration.rated[1], cores_used=0.99 * calibration.cpus)
     with_full = replace(calibration, runs=(*calibration.runs[:-1], full))
-    assert fitted_costs(with_it, 1, requests=1_000) == fitted_costs(without, 1, requests=1_000)
-    assert fitted_costs(with_full, 1, requests=1_000) == fitted_costs(without, 1, requests=1_000)
-    assert fitted_costs(calibration, 1, requests=1_000) != fitted_costs(without, 1, requests=1_000)
+    expected = fitted_costs(without, 1, requests=1_000)
+    assert fitted_costs(with_it, 1, requests=1_000) == expected
+    assert fitted_costs(with_full, 1, requests=1_000) == expected
+    assert fitted_costs(calibration, 1, requests=1_000) != expected
 
 
 def test_other_sizes_have_the_same_pauses():

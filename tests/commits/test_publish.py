@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from tessera.serving.commits.chain import commit_name
 from tessera.serving.commits.fence import read_fence
 from tessera.serving.commits.file import read_commit
 from tessera.training.trainer.files import list_checkpoints
+from tests import forked_program
 from tests.trainer.tiny_runs import TINY, write_criteo
 
 
@@ -36,17 +35,9 @@ def packaged(checkpoints, tmp_path_factory):
     """
     repository = tmp_path_factory.mktemp("repository")
     for checkpoint in (checkpoints[0], checkpoints[-1]):
-        command = [
-            sys.executable,
-            "-m",
-            "tessera",
-            "package-model",
-            str(checkpoint),
-            "--repository",
-        ]
-        subprocess.run(
-            [*command, str(repository), "--name", "ads"], check=True, capture_output=True
-        )
+        arguments = ["package-model", checkpoint, "--repository", repository, "--name", "ads"]
+        done = forked_program.run(arguments)
+        assert done.returncode == 0, done.stderr
     return repository
 
 

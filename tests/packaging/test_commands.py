@@ -6,8 +6,6 @@ import argparse
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from tessera.serving.package.records import Records
 from tessera.serving.packaging.evaluate import host_batch
 from tessera.serving.packaging.lookups.backends import BACKENDS
 from tessera.training.trained import load_trained, validation_batches
+from tests import forked_program
 from tests.packaging.archives import read_records, write_records
 from tests.packaging.backends import EACH_BACKEND
 
@@ -101,8 +100,8 @@ def test_the_same_checkpoint_and_flags_give_the_same_file(
         out.parent.mkdir()
         # A process each: torch numbers the classes that it scripts.
         arguments = ["package-model", str(run), "--out", str(out), "--sign", str(key)]
-        program = [sys.executable, "-m", "tessera"]
-        subprocess.run([*program, *arguments], check=True, capture_output=True)
+        done = forked_program.run(arguments)
+        assert done.returncode == 0, done.stderr
     assert outs[0].read_bytes() == outs[1].read_bytes()
     manifest = Records(outs[0]).manifest()
     assert manifest.evaluation is not None

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import random
 import subprocess
@@ -20,7 +19,7 @@ from tessera.training.trainer.checkpoint import load_checkpoint, prune_checkpoin
 from tessera.training.trainer.checkpoint_file import Checkpoint, write_file
 from tessera.training.trainer.files import checkpoint_path, latest_checkpoint, list_checkpoints
 from tessera.training.transforms.preprocessor import FittedSizes
-from tests import REPOSITORY, with_parent
+from tests import forked_program
 from tests.patience import PATIENCE_S
 
 
@@ -216,13 +215,9 @@ def test_a_package_is_no_checkpoint(tmp_path, recwarn):
 
 def in_child(code, *arguments):
     """Run Python code in a process of its own, whose limits and death are its own."""
-    return with_parent.start(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-    )
+    pipe = subprocess.PIPE
+    code = textwrap.dedent(code)
+    return forked_program.start(arguments, code=code, stdout=pipe, stderr=pipe)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):

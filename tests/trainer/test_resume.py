@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from tessera.training.trainer.files import list_checkpoints
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.run import train
 from tessera.training.trainer.run_folder import RunFolder
-from tests import with_parent
+from tests import forked_program
 from tests.patience import PATIENCE_S
 from tests.trainer.tiny_runs import changed
 
@@ -101,13 +99,8 @@ def test_clean_stops_change_no_bit(tiny, straight, tmp_path, questions, pipeline
 
 
 def command(out, *arguments):
-    return with_parent.start(
-        [sys.executable, "-m", "tessera", "train", "--out", str(out), *map(str, arguments)],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    arguments = ["train", "--out", out, *arguments]
+    return forked_program.start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def wait_for(process, text):

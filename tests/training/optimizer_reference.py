@@ -38,7 +38,7 @@ def update_row(kind, w, g, states, *, step, lr, eps=1e-8, weight_decay=0.0, l2=F
         states[0] += g**2
         w -= lr * (g / (states[0] ** 0.5 + eps) + weight_decay * before)
     elif kind == "exact_row_wise_adagrad":
-        states[0] += sum(float(x) ** 2 for x in g) / len(g)
+        states[0] += sum(x**2 for x in g.tolist()) / len(g)
         w -= lr * (g / (math.sqrt(float(states[0])) + eps) + weight_decay * before)
     elif kind == "lars_sgd":
         norms = float(before.norm()), float(g.norm())

@@ -159,14 +159,13 @@ def columns_of(case, table, world_results):
 
 def expected_rowwise(saved, cut_then, cut_now, number):
     """What column shard ``number`` of the new cut gets, a row and a column at a time."""
-    whole = torch.empty(saved.size(0))
-    for row in range(saved.size(0)):
-        values = []
-        for column in range(cut_now[number], cut_now[number + 1]):
-            then = max(i for i, start in enumerate(cut_then[:-1]) if start <= column)
-            values.append(float(saved.view(saved.size(0), -1)[row, then]))
-        whole[row] = values[0] if len(set(values)) == 1 else sum(values) / len(values)
-    return whole
+    columns = range(cut_now[number], cut_now[number + 1])
+    then = [max(i for i, start in enumerate(cut_then[:-1]) if start <= c) for c in columns]
+    made = []
+    for row in saved.view(saved.size(0), -1).tolist():
+        values = [row[shard] for shard in then]
+        made.append(values[0] if len(set(values)) == 1 else sum(values) / len(values))
+    return torch.tensor(made)
 
 
 @pytest.mark.multi_gpu

@@ -63,13 +63,16 @@ class _Ranks:
 
     def least_busy(self, storage: Storage, excluded: Sequence[int]) -> int | None:
         """The least busy rank that has room; the roomiest of equals."""
-        busy = self.busy.copy()
         fits = (self.hbm >= storage.hbm) & (self.ddr >= storage.ddr)
-        fits[list(excluded)] = False
-        if not fits.any():
+        if excluded:
+            fits[list(excluded)] = False
+        (fitting,) = fits.nonzero()
+        if not fitting.size:
             return None
-        busy[~fits] = np.inf
-        candidates = np.flatnonzero(busy == busy.min())
+        busy = self.busy[fitting]
+        candidates = fitting[busy == busy.min()]
+        if candidates.size == 1:
+            return int(candidates[0])
         room = self.hbm[candidates] + self.ddr[candidates]
         return int(candidates[int(room.argmax())])
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from tessera.training.distributed.planner import constants
@@ -122,11 +121,16 @@ class _EstimatorBySize(ShardEstimator):
                 key = tuple(shard.size)
                 if key not in known:
                     known[key] = self._of(option, shard, sharder)
-                setattr(shard, self._property, replace(known[key]))
+                setattr(shard, self._property, self._for_one(known[key]))
 
     @abstractmethod
     def _of(self, option: ShardingOption, shard: Shard, sharder: Any) -> Any:
         """The property of one shard."""
+
+    @staticmethod
+    def _for_one(estimate: Any) -> Any:
+        """What one of the shards gets of an estimate that they share: what may be changed later is a copy."""
+        return estimate
 
 
 class EmbeddingPerfEstimator(_EstimatorBySize):
@@ -224,6 +228,10 @@ class EmbeddingStorageEstimator(_EstimatorBySize):
     """
 
     _property = "storage"
+
+    @staticmethod
+    def _for_one(estimate: Storage) -> Storage:
+        return Storage(estimate.hbm, estimate.ddr, estimate.ssd)
 
     def _of(self, option: ShardingOption, shard: Shard, sharder: Any) -> Storage:
         traffic = _traffic(option, shard, self._topology)
