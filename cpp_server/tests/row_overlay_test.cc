@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstring>
@@ -44,8 +45,9 @@ struct Table {
   // The first number of each of `ids`.
   std::vector<float> look_up(const std::vector<std::int64_t>& ids) const {
     std::vector<std::int64_t> rows = ids;
-    std::vector<std::int64_t> starts;
-    for (const std::int64_t row : rows) starts.push_back(row * kBytes);
+    std::vector<std::int64_t> starts(rows.size());
+    std::transform(rows.begin(), rows.end(), starts.begin(),
+                   [](std::int64_t row) { return row * kBytes; });
     if (const LaidStorage* const laid = laid_over(weights())) {
       laid->lay(weights(), plan, 0, static_cast<std::int64_t>(rows.size()), rows.data(),
                 starts.data());
@@ -88,6 +90,7 @@ TEST(RowOverlayTest, LookupsBesideTheWritingReadOneState) {
   float state = 0;  // of even rows, under the lock
   std::atomic<int> looked = 0;
   std::vector<std::jthread> readers;
+  readers.reserve(3);
   for (int reader = 0; reader < 3; ++reader) {
     readers.emplace_back([&, reader](const std::stop_token& stop) {
       std::vector<std::int64_t> ids(200);

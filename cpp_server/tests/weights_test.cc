@@ -273,7 +273,8 @@ TEST(DeviceWeightsTest, HoldsTheRowsThatPatchesHaveInCommonOnce) {
     patches.push_back(std::move(patch));
   }
   int between = 0;
-  const auto staged = weights.stage(std::move(patches), Weights::Beside::kBatches, [&] { ++between; });
+  const auto staged =
+      weights.stage(std::move(patches), Weights::Beside::kBatches, [&] { ++between; });
   EXPECT_EQ(between, 3);  // one copy of the rows, one of either patch's bytes
   constexpr std::uint64_t kHeld = 3 * (8 + 4 + 4);
   EXPECT_EQ(staged->bytes(), kHeld);

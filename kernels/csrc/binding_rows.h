@@ -119,7 +119,7 @@ inline int64_t width_of(const Tensor& values, const Tensor& rows) {
   return values.size(1);
 }
 
-// Of each patch its rows, all checked before any byte changes.
+// The rows of each patch, all checked before any byte changes.
 inline std::vector<Rows> checked(at::TensorList storages, at::TensorList rows,
                                  at::TensorList values, at::IntArrayRef offsets,
                                  at::IntArrayRef strides) {

@@ -21,7 +21,6 @@ constexpr int64_t kSkipped = std::numeric_limits<int64_t>::min();
 // offsets[bag] .. offsets[bag + 1].
 struct LookupJob {
   const uint8_t* weights;   // the weight buffer
-  const LaidStorage* laid;  // rows to be read in place of some of its own; null: none
   const FeaturePlan* plan;  // [features]
   int64_t features;         // F >= 1
   int64_t batch;            // B >= 0
@@ -31,7 +30,8 @@ struct LookupJob {
   const float* id_weights;  // [N] or nullptr
   void* out;                // [B, out_width]
   OutType out_type;
-  int64_t out_width;  // elements of one output row
+  int64_t out_width;                  // elements of one output row
+  const LaidStorage* laid = nullptr;  // rows to be read in place of some of the buffer's
 };
 
 // A dense layer, y = x W^T + b and perhaps a ReLU.  The weights lie in panels of `panel` outputs

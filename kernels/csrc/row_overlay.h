@@ -60,7 +60,7 @@ class LaidTable {
     return find_within(static_cast<std::uint32_t>(row));
   }
 
-  // Of rows [first, first + count): copies the new bytes, and to where these were the old ones.
+  // Copies the new bytes of rows [first, first + count), and to where these were the old ones.
   void keep(std::size_t first, std::size_t count) const;
   // The same rows get their new bytes.
   void write(std::size_t first, std::size_t count) const;
@@ -74,8 +74,8 @@ class LaidTable {
   std::unique_ptr<std::byte[]> memory_;
   std::byte* new_rows_ = nullptr;  // a multiple of the stride away from the table
   std::int64_t distance_ = 0;      // in rows
-  // Of the rows whose numbers, shifted, are b or less: how many there are before those of b.
   int shift_ = 0;
+  // How many rows there are before the first one whose number, shifted, is b.
   std::vector<std::uint32_t> begins_;
 };
 

@@ -17,7 +17,7 @@ from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests.kernels.cases import calls
 
 LEAST_COMMITS, MOST_COMMITS = 5, 1_000
-"""Of a test that is over once lookups came between two pieces of a commit."""
+"""A test makes so many, at most and at least, until lookups came between two pieces of one."""
 
 
 class Overlay:

@@ -21,7 +21,7 @@ c10::TypedOperatorHandle<Signature> overlay_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-at::Tensor bytes_at(std::byte* begin, std::vector<std::int64_t> sizes) {
+at::Tensor bytes_at(std::byte* begin, const std::vector<std::int64_t>& sizes) {
   return at::from_blob(begin, sizes, at::kByte);
 }
 

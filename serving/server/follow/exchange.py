@@ -112,7 +112,7 @@ def _on_host(exchanges: Sequence[AnyExchange]) -> list[Exchange]:
 
 
 def on_devices(exchanges: Sequence[AnyExchange]) -> list[DeviceExchange]:
-    """Those of memory on devices."""
+    """The exchanges with the memory of devices."""
     return [one for one in exchanges if isinstance(one, DeviceExchange)]
 
 
