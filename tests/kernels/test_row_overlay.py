@@ -156,6 +156,20 @@ def test_what_is_taken_back_was_never_there(drawn, looked):
     overlay.drop()
 
 
+def assert_reads_laid_rows(read, call, patches):
+    """``read(weights)`` gives what it gives of the storage after the commit, from when the overlay is shown."""
+    weights = call.tables.weights.clone()
+    new = read(exchanged(weights, patches))
+    overlay = Overlay(weights, patches)
+    overlay.keep()
+    overlay.show()
+    assert torch.equal(read(weights), new)
+    overlay.write()
+    assert torch.equal(read(weights), new)
+    overlay.drop()
+    assert torch.equal(read(weights), new)
+
+
 @settings(max_examples=60)
 @given(drawn=commits(dim=32), upper=st.booleans())
 def test_the_interaction_reads_them_too(drawn, upper):
@@ -171,15 +185,7 @@ def test_the_interaction_reads_them_too(drawn, upper):
             *(weights, plan, call.indices, call.lengths, dense, call.id_weights), upper=upper
         ).view(torch.uint8)
 
-    weights = call.tables.weights.clone()
-    new = interact(exchanged(weights, patches))
-    overlay = Overlay(weights, patches)
-    overlay.keep()
-    overlay.show()
-    assert torch.equal(interact(weights), new)
-    overlay.write()
-    assert torch.equal(interact(weights), new)
-    overlay.drop()
+    assert_reads_laid_rows(interact, call, patches)
 
 
 @settings(max_examples=60)
@@ -194,15 +200,7 @@ def test_rows_without_pooling_are_read_there_too(drawn):
             weights, call.plan, call.indices, call.lengths, 16
         ).view(torch.uint8)
 
-    weights = call.tables.weights.clone()
-    new = rows_of(exchanged(weights, patches))
-    overlay = Overlay(weights, patches)
-    overlay.keep()
-    overlay.show()
-    assert torch.equal(rows_of(weights), new)
-    overlay.write()
-    overlay.drop()
-    assert torch.equal(rows_of(weights), new)
+    assert_reads_laid_rows(rows_of, call, patches)
 
 
 def plain_call(rows, *, dim=16):

@@ -261,6 +261,8 @@ Duration FollowedVersion::write(Staged& staged) {
 
 void FollowedVersion::finish(StagedPatches& patches) {
   if (patches.unfinished()) {
+    // The next commit, and who wants to take this one back, wait for the end.
+    const TimePoint until = clock_.now() + kPauses;
     stand_aside([&] {
       Pace pace;
       bool more = true;
@@ -268,7 +270,7 @@ void FollowedVersion::finish(StagedPatches& patches) {
           [&](const std::stop_token& starved) {
             while (more && !starved.stop_requested()) {
               more = patches.finish();
-              if (more) pace.rest();
+              if (more && urgent_ == 0 && clock_.now() < until) pace.rest();
             }
           },
           kIdlePatience);

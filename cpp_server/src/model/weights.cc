@@ -75,8 +75,8 @@ void swap(Piece& piece) {
 }
 
 // Pieces are exchanged while nothing is computed, but for those that are laid over their tables
-// with the first swap. None of a laid piece's record lies within it, so their order is of no
-// account.
+// with the first swap. No other piece of its record lies within a laid one, so their order does not
+// count.
 class StagedOnHost final : public StagedPatches {
  public:
   StagedOnHost(std::vector<Piece> pieces, std::vector<Piece> to_lay, const LayRows& lay_rows)
