@@ -8,13 +8,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
-#include <type_traits>
 #include <utility>
 
 #include "model/device_copy.h"
+#include "model/row_numbers.h"
 #include "request/packed.h"
 
 namespace tessera {
@@ -137,26 +136,6 @@ class StagedOnDevices final : public StagedPatches {
   bool prepared_ = false;  // each has `other`
 };
 
-// The patch's rows, [count], on the host.
-at::Tensor rows_of(const Patch& patch, std::uint32_t& last) {
-  const std::size_t count = patch.info.count;
-  last = load<std::uint32_t>(patch.rows.data(), count - 1);  // they ascend
-  const bool narrow = last <= std::uint32_t{std::numeric_limits<std::int32_t>::max()};
-  at::Tensor rows = at::empty({static_cast<std::int64_t>(count)}, narrow ? at::kInt : at::kLong);
-  const auto fill = [&](auto* out) {
-    using Number = std::remove_pointer_t<decltype(out)>;
-    for (std::size_t i = 0; i < count; ++i) {
-      out[i] = static_cast<Number>(load<std::uint32_t>(patch.rows.data(), i));
-    }
-  };
-  if (narrow) {
-    fill(rows.mutable_data_ptr<std::int32_t>());
-  } else {
-    fill(rows.mutable_data_ptr<std::int64_t>());
-  }
-  return rows;
-}
-
 // The widest type of whole numbers of which the patch's rows, and the ways between them, are
 // multiples.
 at::ScalarType unit_of(const PatchInfo& info) {
@@ -195,8 +174,9 @@ std::unique_ptr<StagedPatches> DeviceWeights::stage(std::vector<Patch> patches, 
     const auto size = static_cast<std::int64_t>(at::elementSize(unit));
     const auto count = static_cast<std::int64_t>(info.count);
     const std::int64_t units = static_cast<std::int64_t>(info.width) / size;
-    auto last = static_cast<std::uint32_t>(count - 1);
-    const at::Tensor rows = patch.rows.empty() ? at::Tensor() : rows_of(patch, last);
+    const auto last = static_cast<std::uint32_t>(
+        patch.rows.empty() ? count - 1 : load<std::uint32_t>(patch.rows.data(), info.count - 1));
+    const at::Tensor rows = patch.rows.empty() ? at::Tensor() : row_numbers(patch);
     const at::Tensor bytes = at::from_blob(
         patch.bytes.data(), {static_cast<std::int64_t>(patch.bytes.size())}, at::kByte);
     for (const at::Tensor& record : places_.at(info.record)) {

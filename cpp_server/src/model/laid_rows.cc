@@ -1,13 +1,12 @@
 #include "model/laid_rows.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <cstdint>
 #include <vector>
 
-#include "request/packed.h"
+#include "model/row_numbers.h"
 
 namespace tessera {
 namespace {
@@ -25,16 +24,6 @@ at::Tensor bytes_at(std::byte* begin, const std::vector<std::int64_t>& sizes) {
   return at::from_blob(begin, sizes, at::kByte);
 }
 
-at::Tensor numbers_of(const Patch& patch) {
-  const auto count = static_cast<std::int64_t>(patch.info.count);
-  at::Tensor rows = at::empty({count}, at::kLong);
-  auto* const out = rows.mutable_data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = load<std::uint32_t>(patch.rows.data(), static_cast<std::size_t>(i));
-  }
-  return rows;
-}
-
 class LaidByOperators final : public LaidRows {
  public:
   explicit LaidByOperators(std::span<const LaidPatch> patches) {
@@ -47,7 +36,7 @@ class LaidByOperators final : public LaidRows {
       const PatchInfo& info = one.patch->info;
       storages.push_back(
           bytes_at(one.record.data(), {static_cast<std::int64_t>(one.record.size())}));
-      rows.push_back(numbers_of(*one.patch));
+      rows.push_back(row_numbers(*one.patch));
       values.push_back(bytes_at(one.patch->bytes.data(), {static_cast<std::int64_t>(info.count),
                                                           static_cast<std::int64_t>(info.width)}));
       offsets.push_back(static_cast<std::int64_t>(info.offset));
