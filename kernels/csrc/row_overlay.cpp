@@ -40,8 +40,9 @@ std::int64_t divided(std::int64_t number, std::int64_t by) {
 
 LaidTable::LaidTable(NewRows rows) : rows_(std::move(rows)) {
   const auto stride = static_cast<std::int64_t>(rows_.stride);
-  // No zeros are written to what is filled piece by piece.
-  memory_.reset(new std::byte[(count() + 1) * rows_.stride]);
+  const std::size_t bytes = (count() + 1) * rows_.stride;
+  memory_ = std::unique_ptr<std::byte, GiveBack>(static_cast<std::byte*>(take_memory(bytes)),
+                                                 GiveBack{.bytes = bytes});
   const std::int64_t apart = address(memory_.get()) - address(rows_.table);
   distance_ = divided(apart + stride - 1, stride);
   new_rows_ = memory_.get() + (distance_ * stride - apart);

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "plan.h"
+#include "returned_memory.h"
 
 namespace tessera {
 
@@ -68,10 +69,15 @@ class LaidTable {
   void restore() const;
 
  private:
+  struct GiveBack {
+    std::size_t bytes;
+    void operator()(std::byte* memory) const noexcept { give_memory_back(memory, bytes); }
+  };
+
   std::optional<std::int64_t> find_within(std::uint32_t row) const;
 
   NewRows rows_;
-  std::unique_ptr<std::byte[]> memory_;
+  std::unique_ptr<std::byte, GiveBack> memory_{nullptr, GiveBack{}};
   std::byte* new_rows_ = nullptr;  // a multiple of the stride away from the table
   std::int64_t distance_ = 0;      // in rows
   int shift_ = 0;
