@@ -32,19 +32,38 @@ def _cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def _be_idle() -> None:
+def be_idle() -> None:
+    """Have this process run while CPUs have nothing else to do, for good."""
     with contextlib.suppress(OSError):  # it runs as it is
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
+class Starvation:
+    """Whether a process that has work gets too little of a CPU.
+
+    Args:
+        pid: of a process that was not waited for.
+        patience: for how long it may have too little.
+    """
+
+    def __init__(self, pid: int, patience: Patience) -> None:
+        self._pid = pid
+        self._patience = patience
+        self._begin, self._used = time.monotonic(), _cpu_seconds(pid)
+
+    def is_there(self) -> bool:
+        """Whether it has had too little since this was asked last, which is to be about ``patience.length_s`` ago."""
+        begin, used = self._begin, self._used
+        self._begin, self._used = time.monotonic(), _cpu_seconds(self._pid)
+        return self._used - used < self._patience.share * (self._begin - begin)
+
+
 def _watch(pid: int, patience: Patience) -> int | None:
     """The exit status of process ``pid``, or None once it has had too little of a CPU; blocks."""
-    begin, used = time.monotonic(), _cpu_seconds(pid)
+    starvation = Starvation(pid, patience)
     while signal.sigtimedwait(_ENDED, patience.length_s) is None:
-        now, used_now = time.monotonic(), _cpu_seconds(pid)
-        if used_now - used < patience.share * (now - begin):
+        if starvation.is_there():
             return None
-        begin, used = now, used_now
     return _status(pid)
 
 
@@ -67,7 +86,7 @@ def run_when_idle(body: Callable[[], int], patience: Patience = Patience()) -> i
 
     def idle() -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDED)
-        _be_idle()
+        be_idle()
         return body()
 
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDED)

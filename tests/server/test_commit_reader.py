@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import socket
+import time
 import warnings
 from pathlib import Path
 
@@ -147,6 +148,34 @@ def test_another_process_takes_the_place_of_one_that_died(commit):
     same(reader.read(commit), read_commit(commit))  # and one before it was asked
     reader.close()
     assert processes.ends() == [-signal.SIGKILL, -signal.SIGKILL, 0]
+
+
+def test_the_process_reads_while_cpus_have_nothing_else_to_do(commit):
+    processes = Processes()
+    reader = CommitReader(processes.start, None)
+    reader.read(commit)
+    assert os.sched_getscheduler(processes.pids[0]) == os.SCHED_IDLE
+    reader.close()
+    assert processes.ends() == [0]
+
+
+def test_one_that_has_no_cpu_for_that_is_killed_and_another_reads(commit, monkeypatch):
+    read = commit_reader._read
+
+    def read_unless_idle(*given):
+        if os.sched_getscheduler(0) == os.SCHED_IDLE:
+            time.sleep(60)  # as one that waits for a CPU
+        read(*given)
+
+    monkeypatch.setattr(commit_reader, "_read", read_unless_idle)
+    processes = Processes()
+    reader = CommitReader(processes.start, None)
+    descriptors = open_descriptors()
+    for _ in range(2):  # the second is not tried in vain
+        same(reader.read(commit, pause_s=1.0), read_commit(commit))
+    assert open_descriptors() == descriptors + 1
+    reader.close()
+    assert processes.ends() == [-signal.SIGKILL, 0]
 
 
 def test_a_file_that_ends_each_process_is_left_for_later(commit):

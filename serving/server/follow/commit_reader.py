@@ -8,18 +8,21 @@ their numbers come first in it, to be used where they lie; then the golden answe
 which are copied.
 
 The process is forked by `PackageChecker`'s, which ends with the server, and it ends with that one.  It reads one commit
-after the other until its channel is closed.  Where it has died another one takes its place; where none can be had, the
-file is read in this process.
+after the other until its channel is closed, while CPUs have nothing else to do (`idle_process`).  One that has too little
+of a CPU for that is killed, and one of `ASIDE_NICENESS` reads for a while.  Where a process has died another one takes its
+place; where none can be had, the file is read in this process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
+import select
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +43,7 @@ from tessera.serving.package.commit import COMMIT_GOLDEN_RECORD, Commit, Patch
 from tessera.serving.package.manifest import GoldenInfo
 from tessera.serving.package.pace import Pace, stand_aside
 from tessera.serving.package.signed_record import encode_fields
+from tessera.serving.server.idle_process import Patience, Starvation, be_idle
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -47,6 +51,9 @@ if TYPE_CHECKING:
 _MESSAGE_BYTES = 1 << 16
 _ALIGNMENT_BYTES = 64
 _ALLOCATED_BYTES = 1 << 20  # at once; the next piece waits for its turn
+_PATIENCE = Patience(share=0.02, length_s=0.1)
+_STARVED_S = 30.0
+"""For so long no process is idle after one that had too little of a CPU."""
 _MAPPED_BYTES = 64 << 10  # less is copied: the system has room for some 65,000 mappings
 
 
@@ -68,6 +75,7 @@ class CommitReader:
         self._keys = trusted_keys
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
+        self._idle_from = 0.0  # seconds of ``time.monotonic``
 
     def read(self, path: Path, *, pause_s: float = 0.0) -> ReadCommit:
         """As `read_commit`; blocks.
@@ -80,11 +88,10 @@ class CommitReader:
             CommitError: see `read_commit`.
             MemoryError: there is none for it, or the process that reads it is ended again and again.
         """
-        order = json.dumps({"path": str(path), "pause_s": pause_s}).encode()
         for _ in range(2):  # it may have died long ago, and of something else
             try:
                 with self._lock:
-                    told, descriptors = self._ask(order)
+                    told, descriptors = self._ask(path=str(path), pause_s=pause_s)
             except OSError:
                 return read_commit(path, self._keys)
             try:
@@ -99,20 +106,33 @@ class CommitReader:
                     os.close(descriptor)
         raise MemoryError("the process that reads it is ended each time")
 
-    def _ask(self, order: bytes) -> tuple[dict[str, Any], list[int]]:
+    def _ask(self, **order: object) -> tuple[dict[str, Any], list[int]]:
         """What the process says; nothing where it has died, and the next call starts another."""
+        if time.monotonic() >= self._idle_from:
+            try:
+                return self._ask_one(**order, idle=True)
+            except _StarvedError:
+                self._idle_from = time.monotonic() + _STARVED_S
+        return self._ask_one(**order, idle=False)
+
+    def _ask_one(self, *, idle: bool, **order: object) -> tuple[dict[str, Any], list[int]]:
         if self._channel is None:
             self._channel = self._start()
-        message = b""
+        told: dict[str, Any] = {}
         descriptors: list[int] = []
-        with contextlib.suppress(OSError):
-            self._channel.send(order)
-            message, descriptors, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, 1)
-        if not message:
-            self._channel.close()
-            self._channel = None
-            return {}, descriptors
-        told: dict[str, Any] = json.loads(message)
+        try:
+            _tell(self._channel, **order, idle=idle)
+            pid = _receive(self._channel)[0].get("reading")
+            if pid is not None:
+                if idle:
+                    _wait_for(self._channel, pid)
+                told, descriptors = _receive(self._channel)
+        except OSError:  # it died
+            pass
+        finally:
+            if not told:
+                self._channel.close()
+                self._channel = None
         return told, descriptors
 
     def close(self) -> None:
@@ -121,6 +141,24 @@ class CommitReader:
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
+
+
+class _StarvedError(Exception):
+    """The process had too little of a CPU, and was killed."""
+
+
+def _wait_for(channel: socket.socket, pid: int) -> None:
+    """Until process ``pid``, which has the other end, says something.
+
+    Raises:
+        _StarvedError: see there.
+        OSError: it has died.
+    """
+    starvation = Starvation(pid, _PATIENCE)
+    while not select.select([channel], [], [], _PATIENCE.length_s)[0]:
+        if starvation.is_there():
+            os.kill(pid, signal.SIGKILL)  # its end is open, so it is there
+            raise _StarvedError
 
 
 def _refusal(path: Path, told: Mapping[str, Any]) -> CommitError:
@@ -171,6 +209,9 @@ def answer_reads(channel: socket.socket, trusted_keys: Sequence[Ed25519PublicKey
     stand_aside()
     while order := channel.recv(_MESSAGE_BYTES):
         job = json.loads(order)
+        if job["idle"]:
+            be_idle()
+        _tell(channel, reading=os.getpid())
         try:
             _read(channel, Path(job["path"]), trusted_keys, Pace(job["pause_s"]))
         except CommitError as error:
@@ -188,6 +229,12 @@ def answer_reads(channel: socket.socket, trusted_keys: Sequence[Ed25519PublicKey
 
 def _tell(channel: socket.socket, **message: object) -> None:
     channel.send(json.dumps(message).encode())
+
+
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A message, and the descriptors that came with it; nothing where the other end has closed."""
+    message, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
+    return json.loads(message) if message else {}, descriptors
 
 
 def _read(

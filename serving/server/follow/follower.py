@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tessera.serving.server.follow.version_log import AtRest, Did, Step, VersionLog
+from tessera.serving.server.follow.version_log import Did, Step, VersionLog
 from tessera.serving.server.named_thread import NamedThread
 
 _RELOAD_AGAIN_S = 10.0
@@ -22,16 +22,18 @@ Tell = Callable[[VersionLog, Step], None]
 class Follower:
     """Follows the logs that it is given until it is closed.
 
+    Its thread has the priority of those that answer, as it needs the interpreter's lock for some milliseconds a commit: one
+    that stands back and has to wait for a CPU while it holds that lock lets all of them wait.  What takes long pauses, and is
+    done by operators and in another process, which run while CPUs have nothing else to do.
+
     Args:
         poll_s: seconds between two looks at the folders.
-        at_rest: reads, compares and stages the files of commits, standing back for what serves.
         tell: told what was done.
         log: where bugs go.
     """
 
-    def __init__(self, *, poll_s: float, at_rest: AtRest[Any], tell: Tell, log: Any) -> None:
+    def __init__(self, *, poll_s: float, tell: Tell, log: Any) -> None:
         self._poll_s = poll_s
-        self._at_rest = at_rest
         self._tell = tell
         self._log = log
         self._lock = threading.Lock()
@@ -92,7 +94,7 @@ class Follower:
     def _follow(self, log: VersionLog) -> None:
         if self._reloads.get(log, 0.0) > time.monotonic():
             return
-        for step in steps(log, self._at_rest, lambda: self._closed or log not in self._logs):
+        for step in steps(log, lambda: self._closed or log not in self._logs):
             if step.did is Did.MUST_RELOAD:
                 self._reloads[log] = time.monotonic() + _RELOAD_AGAIN_S
             self._tell(log, step)
@@ -100,10 +102,10 @@ class Follower:
             log.close()  # it was removed meanwhile
 
 
-def steps(log: VersionLog, at_rest: AtRest[Any], ended: Callable[[], bool] = lambda: False) -> Any:
+def steps(log: VersionLog, ended: Callable[[], bool] = lambda: False) -> Any:
     """Take steps until there is nothing to do; gives each that did something."""
     while not ended():
-        step = log.step(at_rest)
+        step = log.step()
         if step.did is Did.NOTHING:
             return
         yield step

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
 from tessera.serving.commits.chain import (
@@ -43,10 +43,6 @@ _AGAIN_S = 5.0
 
 _PAUSES_S = 0.5
 """A commit is read and staged with pauses until its file has had its name for so long: one that is late is not made later."""
-
-_Result = TypeVar("_Result")
-AtRest = Callable[[Callable[[], _Result]], _Result]
-"""Does work that stands back for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,15 +188,11 @@ class VersionLog:
         """Let go of what is kept to go back."""
         self._undo.forget(self._records)
 
-    def step(self, at_rest: AtRest[StagedCommit] = lambda work: work()) -> Step:
-        """Do the next thing that the folder asks for, if there is one.
-
-        Args:
-            at_rest: reads and compares a commit's file, and stages it.
-        """
+    def step(self) -> Step:
+        """Do the next thing that the folder asks for, if there is one."""
         before = self.commit
         try:
-            step = self._step(before, at_rest)
+            step = self._step(before)
             if step.did is not Did.MUST_RELOAD:
                 self.refused = None
         except _StoppedError as stopped:
@@ -216,7 +208,7 @@ class VersionLog:
         self.shown = Shown(commit=self.commit, newest_example_s=newest, refused=self.refused)
         return step
 
-    def _step(self, before: int, at_rest: AtRest[StagedCommit]) -> Step:
+    def _step(self, before: int) -> Step:
         fence = self._fence()
         step = next_step((), fence, self._numbers)
         try:
@@ -231,7 +223,7 @@ class VersionLog:
         if step.kind is StepKind.GAP:
             raise _StoppedError(step.number, "gap", "is missing, and later ones are there")
         if step.kind is StepKind.TAKE:
-            return self._take(step.number, fence, at_rest)
+            return self._take(step.number, fence)
         return Step(did=Did.NOTHING, commit=before, before=before)
 
     def _fence(self) -> Fence:
@@ -253,14 +245,14 @@ class VersionLog:
         self._undo.forget(self._records, count)
         return Step(did=Did.WENT_BACK, commit=number, before=before)
 
-    def _take(self, number: int, fence: Fence, at_rest: AtRest[StagedCommit]) -> Step:
+    def _take(self, number: int, fence: Fence) -> Step:
         path = self.folder / commit_name(number)
         seen = (_identity(path), fence, self._state())
         past = self.refused
         if past is not None and past.seen == seen and time.monotonic() < past.again:
             raise _StoppedError(number, past.reason, past.message, seen, past.again)
         try:
-            staged = at_rest(lambda: self._staged(path, number, fence))
+            staged = self._staged(path, number, fence)
             if (
                 self._fence() != fence
             ):  # reading may have taken long, and it may be fenced off by now

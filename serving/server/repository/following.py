@@ -56,7 +56,6 @@ class Following:
         self._loop = asyncio.get_running_loop()
         self._follower = Follower(
             poll_s=config.follow_poll_ms / 1e3,
-            at_rest=lambda work: at_priority(ASIDE_NICENESS, work),
             tell=self._tell,
             log=log,
         )
@@ -74,7 +73,7 @@ class Following:
             undo=self._undo,
             reader=self._reader,
         )
-        return log, at_priority(ASIDE_NICENESS, lambda: list(steps(log, lambda work: work())))
+        return log, at_priority(ASIDE_NICENESS, lambda: list(steps(log)))
 
     def begin(self, log: VersionLog, replayed: Sequence[Step]) -> None:
         """The version of ``log`` answers from now on, and follows it."""
