@@ -14,8 +14,8 @@
 // that (scales in an array of their own), it first has all rows written.
 //
 // Contract: keep, show, take_back and write: one thread at a time. show, take_back and the
-// destructor after show: while no lookup of these storages runs. laid_over and LaidStorage: any
-// thread.
+// destructor after show: while no lookup of these storages runs; or, for the destructor, once those
+// have ended that began before write gave false. laid_over and LaidStorage: any thread.
 #pragma once
 
 #include <atomic>

@@ -56,6 +56,32 @@ def test_a_commit_waits_for_passes_and_comes_before_the_next_ones():
     assert order == ["passes", "commit", 7]
 
 
+def test_passes_that_have_begun_are_waited_for_while_others_begin():
+    lock, ended = CommitLock(), threading.Event()
+
+    def wait():
+        lock.wait_for_passes()
+        ended.set()
+
+    lock.wait_for_passes()  # there are none
+    early, late = lock.shared(), lock.shared()
+    early.__enter__()
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not lock._turn > 1:  # it waits
+        pass
+    with lock.shared():  # begins, and ends, meanwhile
+        assert not ended.is_set()
+    late.__enter__()
+    assert not ended.wait(0.05)
+    early.__exit__(None, None, None)
+    assert ended.wait(PATIENCE_S)  # though another one runs
+    late.__exit__(None, None, None)
+    waiter.join(PATIENCE_S)
+    with lock.exclusive():  # all are gone
+        pass
+
+
 @dataclass(eq=False)
 class Kept:
     bytes: int

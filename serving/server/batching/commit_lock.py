@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 
@@ -22,7 +23,8 @@ class CommitLock:
     def __init__(self) -> None:
         self.commit = 0
         self._changed = threading.Condition()
-        self._passes = 0
+        self._turn = 0
+        self._passes: Counter[int] = Counter()  # by the turn in which they began
         self._writers = 0  # that change the state, or wait for it
         self._writing = False
 
@@ -32,13 +34,15 @@ class CommitLock:
         with self._changed:
             while self._writers:
                 self._changed.wait()
-            self._passes += 1
+            turn = self._turn
+            self._passes[turn] += 1
         try:
             yield self.commit
         finally:
             with self._changed:
-                self._passes -= 1
-                if not self._passes:
+                self._passes[turn] -= 1
+                if not self._passes[turn]:
+                    del self._passes[turn]
                     self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -56,3 +60,11 @@ class CommitLock:
                 self._writing = False
                 self._writers -= 1
                 self._changed.notify_all()
+
+    def wait_for_passes(self) -> None:
+        """Wait until the passes that have begun by now have ended; others begin meanwhile."""
+        with self._changed:
+            last = self._turn
+            self._turn += 1
+            while any(turn <= last for turn in self._passes):
+                self._changed.wait()

@@ -151,7 +151,7 @@ def _wait_for(channel: socket.socket, pid: int) -> None:
     """Until process ``pid``, which has the other end, says something.
 
     Raises:
-        _StarvedError: see there.
+        _StarvedError: it had too little of a CPU, and was killed.
         OSError: it has died.
     """
     starvation = Starvation(pid, _PATIENCE)

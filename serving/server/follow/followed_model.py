@@ -198,8 +198,7 @@ class FollowedModel:
             seconds = time.perf_counter() - begin
         if overlay is not None:
             overlay.write()
-            with self.lock.exclusive():  # passes that began before may still read it
-                pass
+            self.lock.wait_for_passes()  # those that began before may still read it
             overlay.close()
         return seconds
 

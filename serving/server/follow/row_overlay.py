@@ -53,7 +53,7 @@ class RowOverlay:
         self._share = pace.share
         self._number = torch.ops.tessera.overlay_make(*patch_arguments(exchanges))
         self.close = weakref.finalize(self, torch.ops.tessera.overlay_drop, self._number)
-        """Let go of the rows; after `show`, while no pass runs that may still read them."""
+        """Let go of the rows; after `show`, once no pass runs that began before the end of `write`."""
         torch.ops.tessera.overlay_keep_aside(self._number, self._share, pace.left_s)
 
     def show(self) -> None:
