@@ -19,6 +19,7 @@ from tessera.serving.package.signing import generate_keys, read_public_key
 from tessera.serving.server.follow import commit_reader
 from tessera.serving.server.follow.commit_reader import CommitReader, answer_reads
 from tessera.serving.server.forked import fork
+from tessera.serving.server.idle_process import Patience, be_idle
 from tests.package_factory import make_package
 
 
@@ -29,6 +30,13 @@ def commit(tmp_path_factory):
     package, _ = make_package(folder.parent, name="m")
     (folder / "model.pt").symlink_to(package)
     return SyntheticPublisher(folder).publish(rows=50, newest_example_s=12.5)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """On a machine whose CPUs are all in use no process is idle, or taken for one that has too little of a CPU."""
+    monkeypatch.setattr(commit_reader, "_PATIENCE", Patience(share=0.0, length_s=0.1))
+    monkeypatch.setattr(commit_reader, "be_idle", lambda: None)
 
 
 class Processes:
@@ -150,7 +158,8 @@ def test_another_process_takes_the_place_of_one_that_died(commit):
     assert processes.ends() == [-signal.SIGKILL, -signal.SIGKILL, 0]
 
 
-def test_the_process_reads_while_cpus_have_nothing_else_to_do(commit):
+def test_the_process_reads_while_cpus_have_nothing_else_to_do(commit, monkeypatch):
+    monkeypatch.setattr(commit_reader, "be_idle", be_idle)
     processes = Processes()
     reader = CommitReader(processes.start, None)
     reader.read(commit)
@@ -168,6 +177,8 @@ def test_one_that_has_no_cpu_for_that_is_killed_and_another_reads(commit, monkey
         read(*given)
 
     monkeypatch.setattr(commit_reader, "_read", read_unless_idle)
+    monkeypatch.setattr(commit_reader, "be_idle", be_idle)
+    monkeypatch.setattr(commit_reader, "_PATIENCE", Patience(share=0.02, length_s=0.1))
     processes = Processes()
     reader = CommitReader(processes.start, None)
     descriptors = open_descriptors()
