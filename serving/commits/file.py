@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
+    from tessera.serving.package.pace import Pace
+
 Bytes: TypeAlias = NDArray[np.uint8]
 
 _MAPPED_BYTES = 16 << 10  # of smaller records the rest of the last page would be too much
@@ -193,17 +195,23 @@ def open_commit(path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = No
     )
 
 
-def read_commit(path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = None) -> ReadCommit:
+def read_commit(
+    path: Path,
+    trusted_keys: Sequence[Ed25519PublicKey] | None = None,
+    pace: Pace | None = None,
+) -> ReadCommit:
     """Read a commit and compare every byte.
 
     Args:
         path: its file.
         trusted_keys: the public keys of which one must have signed it; None: signatures are not looked at.
+        pace: that of the thread, where others are answered meanwhile; None: it does not pause.
 
     Raises:
         CommitError: the file is missing, damaged or changed, of another format, or not signed as asked.
     """
     opened = open_commit(path, trusted_keys)
+    opened.records.pace = pace
     contents: dict[str, Bytes] = {}
 
     def into(entry: Any) -> memoryview:

@@ -42,7 +42,7 @@ class Starvation:
     """Whether a process that has work gets too little of a CPU.
 
     Args:
-        pid: of a process that was not waited for.
+        pid: of a process that is there, or has ended and was not waited for; `OSError` is raised of another.
         patience: for how long it may have too little.
     """
 
@@ -51,7 +51,7 @@ class Starvation:
         self._patience = patience
         self._begin, self._used = time.monotonic(), _cpu_seconds(pid)
 
-    def is_there(self) -> bool:
+    def seen(self) -> bool:
         """Whether it has had too little since this was asked last, which is to be about ``patience.length_s`` ago."""
         begin, used = self._begin, self._used
         self._begin, self._used = time.monotonic(), _cpu_seconds(self._pid)
@@ -62,7 +62,7 @@ def _watch(pid: int, patience: Patience) -> int | None:
     """The exit status of process ``pid``, or None once it has had too little of a CPU; blocks."""
     starvation = Starvation(pid, patience)
     while signal.sigtimedwait(_ENDED, patience.length_s) is None:
-        if starvation.is_there():
+        if starvation.seen():
             return None
     return _status(pid)
 

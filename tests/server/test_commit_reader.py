@@ -199,13 +199,16 @@ def test_a_file_that_ends_each_process_is_left_for_later(commit):
     assert processes.ends() == [-signal.SIGKILL, -signal.SIGKILL, 0]
 
 
-def test_where_no_process_is_to_be_had_this_one_reads(commit, tmp_path):
+def test_where_no_process_is_to_be_had_this_one_reads(commit, tmp_path, monkeypatch):
     def none():
         raise BrokenPipeError
 
     reader = CommitReader(none, None)
     expected = read_commit(commit)
+    rests = []
+    monkeypatch.setattr(commit_reader.Pace, "rest", lambda _: rests.append(1))
     assert reader.read(commit, pause_s=1.0).commit == expected.commit
+    assert rests  # others are made room for
     generate_keys(tmp_path / "key.pem", tmp_path / "public.pem")
     with pytest.raises(CommitError) as failure:
         CommitReader(none, [read_public_key(tmp_path / "public.pem")]).read(commit)

@@ -205,7 +205,7 @@ def test_a_file_that_could_not_be_read_is_read_again(tmp_path, monkeypatch, caus
     reads = []
     seconds = [100.0]
 
-    def read_commit(path, _keys):
+    def read_commit(path, _keys, _pace):
         reads.append(path)
         raise CommitError(path, f"cannot be read: {cause}") from cause
 

@@ -11,6 +11,7 @@
 
 namespace tessera {
 
+// The functions of csrc/returned_memory.h, which is not on the path of all who include this.
 void* take_raw_memory(std::size_t bytes);
 void give_raw_memory_back(void* memory, std::size_t bytes) noexcept;
 

@@ -93,7 +93,7 @@ class CommitReader:
                 with self._lock:
                     told, descriptors = self._ask(path=str(path), pause_s=pause_s)
             except OSError:
-                return read_commit(path, self._keys)
+                return read_commit(path, self._keys, Pace(pause_s) if pause_s else None)
             try:
                 if "handed" in told:
                     return _take(told["handed"], descriptors[0])
@@ -156,7 +156,7 @@ def _wait_for(channel: socket.socket, pid: int) -> None:
     """
     starvation = Starvation(pid, _PATIENCE)
     while not select.select([channel], [], [], _PATIENCE.length_s)[0]:
-        if starvation.is_there():
+        if starvation.seen():
             os.kill(pid, signal.SIGKILL)  # its end is open, so it is there
             raise _StarvedError
 

@@ -293,7 +293,7 @@ class VersionLog:
         pause_s = self._pause_s(status.st_ctime)
         pace = Pace(pause_s)
         if self._reader is None:
-            read = read_commit(path, self._trusted_keys)
+            read = read_commit(path, self._trusted_keys, pace if pause_s else None)
         else:
             read = self._reader.read(path, pause_s=pause_s)
         found = refusal(read.commit, read.sha256, named=number, state=self._state(), fence=fence)
