@@ -89,6 +89,11 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``overlay_show(overlay)``, ``overlay_take_back(overlay)``, ``overlay_drop(overlay)``
     From now on lookups read the new rows; from now on they read what the tables had, which gets back what was written;
     the overlay ends.  To be called while no lookup of the storages runs.
+``overlay_show_beside(overlay)``, ``overlay_look_up_to(overlay)``, ``overlay_fits(overlay) -> bool``
+    The first is `overlay_show` beside lookups of threads that see older overlays alone: those that have called the second
+    with a smaller number (it holds for the calling thread until it is called again; numbers rise, and 0 is below all).  The
+    rows may be written, and taken back, once nobody looks up to an older one, or nobody to this one.  A lookup under whose
+    plan rows cannot be laid, as its scales lie apart, raises ``RuntimeError`` meanwhile; then the third gives False.
 ``overlay_write(overlay) -> bool``, ``overlay_write_aside(overlay, share, seconds)``
     After `overlay_show`, beside lookups: the tables get the new rows, as `overlay_keep` and `overlay_keep_aside` go on.
     Afterwards lookups read the tables, and ``values`` hold what undoes it.

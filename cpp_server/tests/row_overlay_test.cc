@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <stop_token>
 #include <thread>
@@ -143,6 +144,82 @@ TEST(RowOverlayTest, APlanThatDoesNotFitHasTheRowsWrittenFirst) {
   overlay.take_back();
   EXPECT_EQ(table.numbers[6 * kDim], 0);
   EXPECT_EQ(laid_over(table.weights()), nullptr);
+}
+
+// A pass says what it looks up to, and commits come without stopping any: each pass counts itself
+// under the overlay of its state, and rows are written once no pass of the state before runs.
+TEST(RowOverlayTest, PassesOfTwoStatesRunBesideEachOther) {
+  Table table;
+  struct State {
+    std::int64_t overlay = 0;
+    float value = 0;
+    std::atomic<int> passes = 0;
+  };
+  std::vector<std::unique_ptr<State>> states;
+  states.push_back(std::make_unique<State>());
+  std::mutex mutex;
+  State* now = states.back().get();  // under the mutex, as is who begins
+  std::atomic<int> looked = 0;
+  std::vector<std::jthread> readers;
+  readers.reserve(3);
+  for (int reader = 0; reader < 3; ++reader) {
+    readers.emplace_back([&, reader](const std::stop_token& stop) {
+      std::vector<std::int64_t> ids(200);
+      std::iota(ids.begin(), ids.end(), 6'000 * reader);
+      while (!stop.stop_requested()) {
+        State* state = nullptr;
+        {
+          const std::lock_guard lock(mutex);
+          state = now;
+          ++state->passes;
+        }
+        look_up_to(state->overlay);
+        for (int lookup = 0; lookup < 2; ++lookup) {
+          const std::vector<float> found = table.look_up(ids);
+          for (std::size_t i = 0; i < ids.size(); ++i) {
+            ASSERT_EQ(found[i], ids[i] % 2 == 0 ? state->value : 0) << ids[i];
+          }
+        }
+        --state->passes;
+        ++looked;
+      }
+    });
+  }
+  const auto wait_for = [](const State& state) {
+    while (state.passes > 0) std::this_thread::yield();
+  };
+  for (int number = 1; number <= 20; ++number) {
+    Commit commit(static_cast<float>(number));
+    auto overlay = std::make_unique<RowOverlay>(commit.rows(table));
+    while (overlay->keep()) {
+    }
+    overlay->show(Shows::kBeside);
+    EXPECT_EQ(table.look_up({0}).front(), static_cast<float>(number));  // this thread sees all
+    State* const before = now;
+    states.push_back(std::make_unique<State>());
+    states.back()->overlay = overlay->number();
+    states.back()->value = static_cast<float>(number);
+    {
+      const std::lock_guard lock(mutex);
+      now = states.back().get();
+    }
+    wait_for(*before);
+    while (overlay->write()) std::this_thread::yield();
+    EXPECT_TRUE(overlay->fits());
+    // Those that began before the last row was written may still read the overlay.
+    State* const same = now;
+    states.push_back(std::make_unique<State>());
+    states.back()->overlay = same->overlay;
+    states.back()->value = same->value;
+    {
+      const std::lock_guard lock(mutex);
+      now = states.back().get();
+    }
+    wait_for(*same);
+    overlay.reset();
+  }
+  const int before = looked;
+  while (looked == before) std::this_thread::yield();
 }
 
 }  // namespace

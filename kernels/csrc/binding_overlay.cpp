@@ -32,9 +32,10 @@ struct Held {
 class Overlays {
  public:
   int64_t add(std::shared_ptr<Held> held) {
+    const int64_t number = held->overlay->number();
     const std::lock_guard lock(mutex_);
-    held_[++last_] = std::move(held);
-    return last_;
+    held_[number] = std::move(held);
+    return number;
   }
 
   std::shared_ptr<Held> get(int64_t number) {
@@ -53,7 +54,6 @@ class Overlays {
  private:
   std::mutex mutex_;
   std::map<int64_t, std::shared_ptr<Held>> held_;
-  int64_t last_ = 0;
 };
 
 // It stays until the process is gone.
@@ -126,7 +126,15 @@ void overlay_write_aside(int64_t overlay, double share, double seconds) {
   aside(share, seconds, [&] { return held->overlay->write(); });
 }
 
-void overlay_show(int64_t overlay) { overlays().get(overlay)->overlay->show(); }
+void overlay_show(int64_t overlay) { overlays().get(overlay)->overlay->show(Shows::kAlone); }
+
+void overlay_show_beside(int64_t overlay) {
+  overlays().get(overlay)->overlay->show(Shows::kBeside);
+}
+
+bool overlay_fits(int64_t overlay) { return overlays().get(overlay)->overlay->fits(); }
+
+void overlay_look_up_to(int64_t overlay) { look_up_to(overlay); }
 
 void overlay_take_back(int64_t overlay) { overlays().get(overlay)->overlay->take_back(); }
 
@@ -141,7 +149,10 @@ TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("overlay_make", tessera::overlay_ma
 TORCH_LIBRARY_IMPL(tessera, CompositeImplicitAutograd, m) {
   m.impl("overlay_keep", tessera::overlay_keep);
   m.impl("overlay_keep_aside", tessera::overlay_keep_aside);
+  m.impl("overlay_look_up_to", tessera::overlay_look_up_to);
+  m.impl("overlay_fits", tessera::overlay_fits);
   m.impl("overlay_show", tessera::overlay_show);
+  m.impl("overlay_show_beside", tessera::overlay_show_beside);
   m.impl("overlay_take_back", tessera::overlay_take_back);
   m.impl("overlay_write", tessera::overlay_write);
   m.impl("overlay_write_aside", tessera::overlay_write_aside);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -27,6 +28,13 @@ struct Shown {
 Shown& shown() {
   static Shown* const all = new Shown;
   return *all;
+}
+
+thread_local std::int64_t looks_up_to = std::numeric_limits<std::int64_t>::max();
+
+std::int64_t next_number() {
+  static std::atomic<std::int64_t> last = 0;
+  return ++last;
 }
 
 std::int64_t address(const void* pointer) { return reinterpret_cast<std::int64_t>(pointer); }
@@ -146,7 +154,7 @@ void LaidStorage::lay(const std::uint8_t* weights, const FeaturePlan& plan, std:
            (!scaled || (scales.first == range.first && scales.last == range.last));
   };
   if (!fits()) {
-    overlay_.write_all();
+    overlay_.write_all_or_throw();
     return;
   }
   const std::int64_t first =
@@ -160,7 +168,9 @@ void LaidStorage::lay(const std::uint8_t* weights, const FeaturePlan& plan, std:
   }
 }
 
-RowOverlay::RowOverlay(std::vector<NewRows> tables) {
+std::int64_t LaidStorage::number() const { return overlay_.number(); }
+
+RowOverlay::RowOverlay(std::vector<NewRows> tables) : number_(next_number()) {
   tables_.reserve(tables.size());
   for (NewRows& rows : tables) {
     const std::byte* const storage = rows.storage;
@@ -201,7 +211,8 @@ bool RowOverlay::keep() {
   });
 }
 
-void RowOverlay::show() {
+void RowOverlay::show(Shows how) {
+  beside_ = how == Shows::kBeside;
   Shown& all = shown();
   const std::lock_guard lock(all.mutex);
   for (const auto& storage : storages_) all.storages.push_back(storage.get());
@@ -243,13 +254,23 @@ void RowOverlay::write_all() {
   }
 }
 
+void RowOverlay::write_all_or_throw() {
+  if (beside_) {
+    fits_ = false;
+    throw std::runtime_error("a table's rows cannot be laid under this plan beside other lookups");
+  }
+  write_all();
+}
+
+void look_up_to(std::int64_t number) { looks_up_to = number; }
+
 const LaidStorage* laid_over(const std::uint8_t* weights) {
   Shown& all = shown();
   if (all.count.load(std::memory_order_acquire) == 0) return nullptr;
   const auto* const byte = reinterpret_cast<const std::byte*>(weights);
   const std::lock_guard lock(all.mutex);
   for (const LaidStorage* const storage : all.storages) {
-    if (storage->holds(byte)) return storage;
+    if (storage->holds(byte) && storage->number() <= looks_up_to) return storage;
   }
   return nullptr;
 }

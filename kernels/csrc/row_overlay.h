@@ -13,8 +13,15 @@
 // numbers, which may be negative, and kernels need not know. Where a lookup's plan does not fit
 // that (scales in an array of their own), it first has all rows written.
 //
-// Contract: keep, show, take_back and write: one thread at a time. show, take_back and the
-// destructor after show: while no lookup of these storages runs; or, for the destructor, once those
+// Two ways to show one. Alone: while no lookup of these storages runs, show(kAlone); threads that
+// have set nothing see all overlays. Or beside lookups: each pass sets look_up_to() first, to the
+// number of the overlay of the state that it is to see, and show(kBeside) then changes nothing for
+// passes of the states before. Once these have ended, write() may begin. A lookup whose plan does
+// not fit throws there, as it cannot have the rows written, and fits() is false from then on.
+//
+// Contract: keep, show, take_back and write: one thread at a time. show(kAlone), and take_back and
+// the destructor after it: while no lookup of these storages runs. take_back after show(kBeside):
+// before another thread looks up to this overlay. The destructor after write: once those lookups
 // have ended that began before write gave false. laid_over and LaidStorage: any thread.
 #pragma once
 
@@ -98,9 +105,11 @@ class LaidStorage {
   bool sort();
 
   bool holds(const std::byte* byte) const { return byte >= begin_ && byte < end_; }
+  std::int64_t number() const;
 
   // Of the features of a lookup: `rows` and `starts` of ids [begin, end) of the one that `plan` is
-  // of, as they are to be read now. Where the plan does not fit it writes all rows, and returns.
+  // of, as they are to be read now. Where the plan does not fit it writes all rows, and returns, or
+  // throws std::runtime_error.
   void lay(const std::uint8_t* weights, const FeaturePlan& plan, std::int64_t begin,
            std::int64_t end, std::int64_t* rows, std::int64_t* starts) const;
 
@@ -118,6 +127,9 @@ class LaidStorage {
   std::vector<const LaidTable*> tables_;
 };
 
+// Whether lookups of the state before may run while an overlay is shown.
+enum class Shows { kAlone, kBeside };
+
 class RowOverlay {
  public:
   // Throws std::invalid_argument where tables of one storage lie within each other.
@@ -130,8 +142,13 @@ class RowOverlay {
   // that was the last one. The tables' rows must not change from then on.
   bool keep();
 
-  // From now on lookups read the new rows.
-  void show();
+  // Later overlays have higher numbers; above 0.
+  std::int64_t number() const { return number_; }
+
+  // From now on lookups read the new rows: those of threads that look up to this overlay.
+  void show(Shows how = Shows::kAlone);
+  // Whether no lookup has had a plan that the rows cannot be laid under.
+  bool fits() const { return fits_.load(std::memory_order_acquire); }
   // From now on they read what the tables had, which those of them get back that were written.
   void take_back();
 
@@ -152,15 +169,23 @@ class RowOverlay {
   void hide();
   bool write_some();
   void write_all();
+  void write_all_or_throw();
 
+  const std::int64_t number_;
   std::vector<std::unique_ptr<LaidTable>> tables_;
   std::vector<std::unique_ptr<LaidStorage>> storages_;
   Turn kept_;
   bool shown_ = false;
+  std::atomic<bool> beside_ = false;
+  std::atomic<bool> fits_ = true;
   std::mutex mutex_;
   Turn written_;                   // under the mutex
   std::atomic<bool> all_ = false;  // all are written
 };
+
+// Lookups of the calling thread see the overlays that are shown up to this number, until it is set
+// again; a thread that has never set it sees all.
+void look_up_to(std::int64_t number);
 
 // What is laid over the storage that `weights` lies in; null: nothing. Its storage is that of
 // whoever asks, so it stays until the lookup ends.

@@ -74,6 +74,9 @@ TORCH_LIBRARY(tessera, m) {
   m.def("overlay_keep(int overlay) -> bool");
   m.def("overlay_keep_aside(int overlay, float share, float seconds) -> ()");
   m.def("overlay_show(int overlay) -> ()");
+  m.def("overlay_show_beside(int overlay) -> ()");
+  m.def("overlay_fits(int overlay) -> bool");
+  m.def("overlay_look_up_to(int overlay) -> ()");
   m.def("overlay_take_back(int overlay) -> ()");
   m.def("overlay_write(int overlay) -> bool");
   m.def("overlay_write_aside(int overlay, float share, float seconds) -> ()");

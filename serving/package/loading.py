@@ -23,6 +23,7 @@ from tessera.serving.package.golden import GoldenMismatchError, replay_golden
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.package.opening import Memory, Opening
+from tessera.serving.package.own_weights import own_bytes, with_own_weights
 from tessera.serving.package.record_memory import memory_of_records
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
@@ -39,6 +40,8 @@ __all__ = ["LoadedPackage", "PackageError", "cpu_instead", "load_package", "open
 # optimizes at the second, and the third is the steady state.
 _WARM_UP_CALLS = 3
 _WARM_UP_BATCH_SIZES = (1, 2, 8, 64)
+_MOST_OWN, _LEAST_OWN_BYTES = 1 / 8, 64 << 20
+"""A second instance's weights may take this share of the bytes of tables, and so many bytes in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,19 @@ def load_package(
     return loading.package(file_hash, time.perf_counter() - begin)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SecondInstance:
+    """A second instance of a model; see `Loading.second`.
+
+    Attributes:
+        runner: scores batches.
+        memory: see `Loading.patchable_memory`; that of tables is the first instance's.
+    """
+
+    runner: Runner
+    memory: Mapping[str, Sequence[Tensor]]
+
+
 class Loading:
     """The steps of `load_package`, to be taken in their order; each on any thread.
 
@@ -215,6 +231,27 @@ class Loading:
         """What the model, built ``patchable``, reads at each call; see `memory_of_records`."""
         sizes = {entry.name: entry.bytes for entry in self.records.entries}
         return memory_of_records(self._module, self._tensor_records, sizes)
+
+    def second(self) -> SecondInstance | None:
+        """A second instance of the model, built ``patchable`` for the CPU, with the same tables and weights of its own.
+
+        None: its weights would take more memory than `_MOST_OWN` says, or it holds what cannot be copied.  To be called
+        before anyone else calls the model.
+        """
+        most = max(_LEAST_OWN_BYTES, int(_MOST_OWN * sum(t.bytes for t in self.manifest.tables)))
+        if own_bytes(self._module) > most:
+            return None
+        try:
+            module = with_own_weights(self._module)
+        except RuntimeError:
+            return None
+        sizes = {entry.name: entry.bytes for entry in self.records.entries}
+        memory = memory_of_records(module, self._tensor_records, sizes)
+        if (
+            memory.keys() != self.patchable_memory().keys()
+        ):  # tensors that were parts of one storage
+            return None
+        return SecondInstance(runner=TorchScriptRunner(module), memory=memory)
 
     @property
     def runner(self) -> Runner:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ class Overlay:
 
     def __init__(self, storage, patches):
         self.values = [values for *_, values in patches]
-        self._number = torch.ops.tessera.overlay_make(
+        self.number = torch.ops.tessera.overlay_make(
             [storage] * len(patches),
             [rows for _, _, rows, _ in patches],
             self.values,
@@ -34,25 +36,31 @@ class Overlay:
         )
 
     def keep(self):
-        torch.ops.tessera.overlay_keep_aside(self._number, 1.0, 0.0)
+        torch.ops.tessera.overlay_keep_aside(self.number, 1.0, 0.0)
 
     def keep_some(self):
-        return torch.ops.tessera.overlay_keep(self._number)
+        return torch.ops.tessera.overlay_keep(self.number)
 
     def show(self):
-        torch.ops.tessera.overlay_show(self._number)
+        torch.ops.tessera.overlay_show(self.number)
+
+    def show_beside(self):
+        torch.ops.tessera.overlay_show_beside(self.number)
+
+    def fits(self):
+        return torch.ops.tessera.overlay_fits(self.number)
 
     def take_back(self):
-        torch.ops.tessera.overlay_take_back(self._number)
+        torch.ops.tessera.overlay_take_back(self.number)
 
     def write(self):
-        torch.ops.tessera.overlay_write_aside(self._number, 1.0, 0.0)
+        torch.ops.tessera.overlay_write_aside(self.number, 1.0, 0.0)
 
     def write_some(self):
-        return torch.ops.tessera.overlay_write(self._number)
+        return torch.ops.tessera.overlay_write(self.number)
 
     def drop(self):
-        torch.ops.tessera.overlay_drop(self._number)
+        torch.ops.tessera.overlay_drop(self.number)
 
 
 def exchanged(storage, patches):
@@ -207,6 +215,11 @@ def plain_call(rows, *, dim=16):
     """A float32 table of ``rows`` rows, and the plan of one feature over it."""
     packed = pack_tables([quantize_table(torch.zeros(rows, dim), FLOAT32)])
     (place,) = packed.places
+    return packed.weights, place, plan_of(place)
+
+
+def plan_of(place):
+    """Of one feature over a table."""
     feature = FeatureLookup(
         table=place,
         out_column=0,
@@ -214,7 +227,7 @@ def plain_call(rows, *, dim=16):
         id_rule=IdRule.NONE,
         out_of_range=OutOfRange.CLAMP,
     )
-    return packed.weights, place, make_plan([feature])
+    return make_plan([feature])
 
 
 def values_of(numbers, dim=16):
@@ -308,6 +321,62 @@ def test_two_overlays_of_two_storages_stand_beside_each_other():
     assert not second.any()
     made[1].take_back()
     made[1].drop()
+
+
+def on_a_thread_of_its_own(work):
+    """``work()`` there."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+
+def test_a_thread_sees_the_overlays_that_it_looks_up_to():
+    weights, place, plan = plain_call(10)
+    ids, lengths = torch.arange(10), torch.ones(10, dtype=torch.int32)
+
+    def first_numbers(up_to=None):
+        if up_to is not None:
+            torch.ops.tessera.overlay_look_up_to(up_to)
+        return torch.ops.tessera.lookup(weights, plan, ids, lengths, 16)[:, 0].tolist()
+
+    before = 0
+    for value in (1.0, 2.0):
+        values = values_of(torch.full((10,), value))
+        overlay = Overlay(
+            weights, [(place.data_offset, place.row_stride, torch.arange(10), values)]
+        )
+        assert overlay.number > before
+        overlay.keep()
+        overlay.show_beside()
+        for up_to, seen in (
+            (None, value),
+            (overlay.number, value),
+            (before, value - 1),
+            (overlay.number + 1, value),
+        ):
+            found = on_a_thread_of_its_own(lambda up_to=up_to: first_numbers(up_to))
+            assert found == [seen] * 10
+        overlay.write()
+        assert on_a_thread_of_its_own(lambda before=before: first_numbers(before)) == [value] * 10
+        overlay.drop()
+        before = overlay.number
+
+
+def test_a_plan_under_which_rows_cannot_be_laid_beside_others_raises_and_writes_nothing():
+    weights, place, _ = plain_call(10)
+    every_second = plan_of(dataclasses.replace(place, rows=5, row_stride=2 * place.row_stride))
+    values = values_of(torch.ones(10))
+    overlay = Overlay(weights, [(place.data_offset, place.row_stride, torch.arange(10), values)])
+    overlay.keep()
+    overlay.show_beside()
+    assert overlay.fits()
+    ids, lengths = torch.arange(5), torch.ones(5, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="cannot be laid"):
+        torch.ops.tessera.lookup(weights, every_second, ids, lengths, 16)
+    assert not overlay.fits()
+    assert not weights.any()
+    overlay.take_back()
+    overlay.drop()
+    assert not torch.ops.tessera.lookup(weights, every_second, ids, lengths, 16).any()
 
 
 def test_bad_arguments_are_refused():

@@ -13,7 +13,7 @@ from tessera.kernels import reference
 from tessera.kernels.ops import load as load_operators
 from tessera.serving.commits.file import CommitError
 from tessera.serving.package.pace import Pace
-from tessera.serving.server.batching.commit_lock import CommitLock
+from tessera.serving.server.batching.commit_lock import CommitLock, PassState
 from tessera.serving.server.follow import version_log
 from tessera.serving.server.follow.device_exchange import DeviceExchange, copied, rows_on_device
 from tessera.serving.server.follow.exchange import Exchange
@@ -35,14 +35,14 @@ def test_a_commit_waits_for_passes_and_comes_before_the_next_ones():
         waits.set()
         with lock.exclusive():
             order.append("commit")
-            lock.commit = 7
+            lock.switch(PassState(7))
 
     def late():
-        with lock.shared() as number:
-            order.append(number)
+        with lock.shared() as state:
+            order.append(state.commit)
 
     with lock.shared() as first, lock.shared() as second:
-        assert (first, second) == (0, 0)
+        assert (first, second) == (PassState(0), PassState(0))
         writer = threading.Thread(target=commit)
         writer.start()
         assert waits.wait(PATIENCE_S)

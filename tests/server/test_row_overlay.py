@@ -128,7 +128,7 @@ def test_passes_read_the_rows_before_the_table_has_them(monkeypatch):
     assert table.looked_up() == expected([])
 
     def write(overlay):
-        seen.append((table.looked_up(), bool(table.memory.any()), table.model.lock.commit))
+        seen.append((table.looked_up(), bool(table.memory.any()), table.model.lock.state.commit))
         RowOverlay.write_now(overlay)
 
     monkeypatch.setattr(RowOverlay, "write_now", RowOverlay.write, raising=False)
@@ -156,7 +156,7 @@ def test_rows_are_exchanged_where_others_read_them_or_nobody_waits(overlays, bes
 def test_wrong_golden_answers_leave_the_table_as_it_was(monkeypatch):
     table, seen = Table(), []
 
-    def refuse(staged):
+    def refuse(staged, runners):
         seen.append(table.looked_up())
         raise CommitError(staged.path, "does not give its golden answers", "golden")
 
@@ -166,4 +166,4 @@ def test_wrong_golden_answers_leave_the_table_as_it_was(monkeypatch):
     assert seen == [expected([3])]
     assert table.looked_up() == expected([])
     assert not table.memory.any()
-    assert table.model.lock.commit == 0
+    assert table.model.lock.state.commit == 0

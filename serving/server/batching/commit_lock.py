@@ -2,6 +2,10 @@
 
 Each pass holds the lock from before its first lookup until its scores are there, so that it sees one state whole.
 Who wants to change the state comes before passes that have not begun: under load there is always a next one.
+
+Where a new state can be made beside the one that passes see, nobody waits for a pass, and no pass for a commit: `switch`
+has those that begin from then on see the new one, and `wait_for_passes` tells when the last of the others has ended,
+which is read-copy-update (McKenney and Slingwine, "Read-Copy Update", 1998).
 """
 
 from __future__ import annotations
@@ -10,18 +14,33 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tessera.serving.package.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class PassState:
+    """What a pass sees.
+
+    Attributes:
+        commit: the last commit of the state; 0: the package itself.
+        runner: the instance of the model that has this state; None: that which the pass knows.
+    """
+
+    commit: int = 0
+    runner: Runner | None = None
 
 
 class CommitLock:
-    """A readers-writer lock around the state of one model, and the commit that this state is; any thread.
+    """A readers-writer lock around the state of one model; any thread.
 
     Attributes:
-        commit: the number of the last commit in the state; 0: the package itself.  It changes only under
-            `exclusive`.
+        state: what passes that begin now see.  It changes under `exclusive`, and by `switch`.
     """
 
     def __init__(self) -> None:
-        self.commit = 0
+        self.state = PassState()
         self._changed = threading.Condition()
         self._turn = 0
         self._passes: Counter[int] = Counter()  # by the turn in which they began
@@ -29,15 +48,15 @@ class CommitLock:
         self._writing = False
 
     @contextlib.contextmanager
-    def shared(self) -> Iterator[int]:
-        """Hold the state as it is; gives its commit.  May not be entered again by the thread that is inside."""
+    def shared(self) -> Iterator[PassState]:
+        """Hold the state as it is, and give it.  May not be entered again by the thread that is inside."""
         with self._changed:
             while self._writers:
                 self._changed.wait()
-            turn = self._turn
+            turn, state = self._turn, self.state
             self._passes[turn] += 1
         try:
-            yield self.commit
+            yield state
         finally:
             with self._changed:
                 self._passes[turn] -= 1
@@ -60,6 +79,11 @@ class CommitLock:
                 self._writing = False
                 self._writers -= 1
                 self._changed.notify_all()
+
+    def switch(self, state: PassState) -> None:
+        """From now on passes see ``state``; those that have begun go on with the one that they have."""
+        with self._changed:
+            self.state = state
 
     def wait_for_passes(self) -> None:
         """Wait until the passes that have begun by now have ended; others begin meanwhile."""

@@ -24,7 +24,7 @@ import torch
 from tessera.errors import UserError
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import InputSchema, OutputSpec
-from tessera.serving.server.batching.commit_lock import CommitLock
+from tessera.serving.server.batching.commit_lock import CommitLock, PassState
 from tessera.serving.server.batching.merger import MergedBatch, Merger
 from tessera.serving.server.batching.request_queue import Part
 from tessera.serving.server.errors import Code, QueueFullError, ServeError
@@ -196,10 +196,10 @@ class Executor:
         started = time.monotonic()
         outcomes: list[Outcome] = []
         passes: list[PassTimings] = []
-        with self._lock.shared() as commit:
+        with self._lock.shared() as state:
             for part in parts:
                 try:
-                    outputs, timings, _ = self._forward([part.request], nullcontext(commit))
+                    outputs, timings, _ = self._forward([part.request], nullcontext(state))
                 except Exception as failure:  # noqa: BLE001 - see execute
                     outcomes.append(refusal_of(self._log, failure))
                     passes.append(_NO_TIMINGS)
@@ -236,20 +236,20 @@ class Executor:
             outside += count
         return BatchOutcome(parts, outcomes, per_part, passes, outside, started)
 
-    def _state(self) -> AbstractContextManager[int]:
-        """Keeps the model as it is while it is held, and gives its commit."""
+    def _state(self) -> AbstractContextManager[PassState]:
+        """Keeps the model as it is while it is held, and gives its state."""
         return _UNCHANGING if self._lock is None else self._lock.shared()
 
     def _forward(
-        self, requests: list[DecodedRequest], state: AbstractContextManager[int]
+        self, requests: list[DecodedRequest], state: AbstractContextManager[PassState]
     ) -> tuple[list[Mapping[str, bytes]], PassTimings, int]:
         begin = time.perf_counter()
         merged = self._merger.merge(requests)
         assembled = time.perf_counter()
         batch = _wrap(merged)
         wrapped = time.perf_counter()
-        with state as commit:
-            scores = self._runner.forward(batch)
+        with state as seen:
+            scores = (seen.runner or self._runner).forward(batch)
             computed = time.perf_counter()
             samples = [request.samples for request in requests]
             outputs = split_scores(scores, self._outputs, samples)
@@ -262,12 +262,12 @@ class Executor:
             len(requests),
             merged.samples,
             merged.ids,
-            commit,
+            seen.commit,
         )
         return outputs, timings, merged.out_of_range_ids
 
 
-_UNCHANGING = nullcontext(0)
+_UNCHANGING = nullcontext(PassState())
 _NO_TIMINGS = PassTimings(0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 

@@ -3,6 +3,11 @@
 A commit's new bytes change places with those that they replace (`exchange_all`), so what is left in the commit's memory
 afterwards is what undoes it.  Rows of tables in this process's memory are not exchanged while passes wait for it,
 which takes milliseconds: passes read them where they were staged until the tables have them (`RowOverlay`).
+
+Where there are two instances of the model (`TwoInstances`), no pass waits for a commit at all.  The instance that passes
+do not see gets the new weights and computes the golden answers, with the new rows laid over the tables for it alone; then
+passes that begin see it and these rows, those that had begun end with what they saw, and the other instance is made
+equal.  Else, and to go back, passes are stopped meanwhile.
 """
 
 from __future__ import annotations
@@ -19,10 +24,11 @@ from tessera.kernels.ops import load as load_operators
 from tessera.serving.commits.file import CommitError, ReadCommit
 from tessera.serving.package.commit import Patch
 from tessera.serving.package.golden import GoldenMismatchError, compare_golden, read_golden
+from tessera.serving.package.loading import SecondInstance
 from tessera.serving.package.pace import Pace
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.torchscript import last_line
-from tessera.serving.server.batching.commit_lock import CommitLock
+from tessera.serving.server.batching.commit_lock import CommitLock, PassState
 from tessera.serving.server.batching.workers import is_out_of_memory
 from tessera.serving.server.follow.device_exchange import DeviceExchange, copied, rows_on_device
 from tessera.serving.server.follow.exchange import (
@@ -34,6 +40,7 @@ from tessera.serving.server.follow.exchange import (
     prepare,
 )
 from tessera.serving.server.follow.row_overlay import RowOverlay, rows_apart
+from tessera.serving.server.follow.two_instances import TwoInstances
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +95,7 @@ class FollowedModel:
         base: `unsigned_sha256` of the package's manifest.
         verify_golden: whether the golden answers of commits are compared.
         overlays: whether nothing reads the rows of tables but operators that know overlays.
+        second: another instance of the only replica; None: there is none.
 
     Attributes:
         lock: what passes and commits hold; see `CommitLock`.
@@ -103,11 +111,14 @@ class FollowedModel:
         base: str,
         verify_golden: bool,
         overlays: bool = False,
+        second: SecondInstance | None = None,
     ) -> None:
         load_operators()
         self.lock = CommitLock()
-        self.base = base
         self._runners = runners
+        self._instances = None if second is None else TwoInstances(runners[0], memory[0], second)
+        self._see(0)
+        self.base = base
         self._memory = memory
         self._sizes = sizes
         self._verify_golden = verify_golden
@@ -156,7 +167,8 @@ class FollowedModel:
                     stride=patch.stride,
                 )
                 (laid if patch in may_be_laid else exchanges).append(exchange)
-        prepare(exchanges, pace)
+        if not self._goes_beside(golden, exchanges):
+            prepare(exchanges, pace)
         overlay = RowOverlay(laid, pace) if laid else None
         return StagedCommit(
             path=path, read=read, exchanges=exchanges, golden=golden, overlay=overlay
@@ -174,13 +186,60 @@ class FollowedModel:
         return [place for places in found for place in places]
 
     def put_in(self, staged: StagedCommit) -> float:
-        """Make the commit part of the state, or leave the state as it was; returns seconds under the lock.
+        """Make the commit part of the state, or leave the state as it was; returns for how many seconds passes had to wait.
 
         Raises:
             CommitError: the model does not give the commit's golden answers.
             MemoryError: there is no memory to compute them.
         """
-        read, overlay = staged.read, staged.overlay
+        overlay = staged.overlay
+        seconds = self._put_in_beside(staged)
+        if seconds is None:
+            seconds = self._put_in_alone(staged)
+        if overlay is not None:
+            overlay.write()
+            self.lock.wait_for_passes()  # those that began before may still read it
+            overlay.close()
+        return seconds
+
+    def _put_in_beside(self, staged: StagedCommit) -> float | None:
+        """See `put_in`; None: it has to be done while no pass runs, and the state is as it was.
+
+        Rows are laid over tables here, and written by the caller.
+        """
+        instances, overlay = self._instances, staged.overlay
+        if instances is None or not self._goes_beside(staged.golden, staged.exchanges):
+            return None
+        spare, exchanges = instances.spare, instances.in_spare(staged.exchanges)
+        exchange_all(exchanges)
+        try:
+            if overlay is not None:
+                overlay.show(beside=True)
+            self._compare(staged, [spare])
+        except BaseException:
+            if overlay is not None:
+                overlay.take_back()
+            exchange_all(exchanges[::-1])
+            if overlay is not None and not overlay.fits:
+                return None
+            raise
+        begin = time.perf_counter()
+        self._see(staged.read.commit.number, overlay, spare=True)
+        seconds = time.perf_counter() - begin
+        self.lock.wait_for_passes()  # those that see the state before
+        instances.equalize(staged.exchanges)
+        return seconds
+
+    def _goes_beside(self, golden: object, exchanges: Sequence[AnyExchange]) -> bool:
+        """Whether a commit with these is put in beside passes, where its rows can be laid under the plans of all lookups.
+
+        Its golden answers show whether they can.
+        """
+        instances = self._instances
+        return instances is not None and golden is not None and instances.have_each(exchanges)
+
+    def _put_in_alone(self, staged: StagedCommit) -> float:
+        overlay = staged.overlay
         bring_near(staged.exchanges)
         with self.lock.exclusive():
             begin = time.perf_counter()
@@ -188,27 +247,33 @@ class FollowedModel:
             try:
                 if overlay is not None:
                     overlay.show()
-                self._compare(staged)
+                self._compare(staged, self._runners)
             except BaseException:
                 if overlay is not None:
                     overlay.take_back()
                 exchange_all(staged.exchanges[::-1])
                 raise
-            self.lock.commit = read.commit.number
+            self._see(staged.read.commit.number, overlay)
             seconds = time.perf_counter() - begin
-        if overlay is not None:
-            overlay.write()
-            self.lock.wait_for_passes()  # those that began before may still read it
-            overlay.close()
+        if self._instances is not None:
+            self._instances.equalize(staged.exchanges)
         return seconds
 
-    def _compare(self, staged: StagedCommit) -> None:
+    def _see(self, commit: int, overlay: RowOverlay | None = None, *, spare: bool = False) -> None:
+        """From now on passes see the state of ``commit``: where there are two instances the spare one, or the first."""
+        runner = None
+        if self._instances is not None:
+            number = None if overlay is None else overlay.number
+            runner = self._instances.see(number, spare=spare)
+        self.lock.switch(PassState(commit, runner))
+
+    def _compare(self, staged: StagedCommit, runners: Sequence[Runner]) -> None:
         if staged.golden is None:
             return
         batch, expected = staged.golden
         path = staged.path
         try:
-            for runner in self._runners:
+            for runner in runners:
                 compare_golden(runner, batch, expected, staged.read.commit.golden)
         except GoldenMismatchError as error:
             raise CommitError(
@@ -224,8 +289,10 @@ class FollowedModel:
         with self.lock.exclusive():
             for record in undone:
                 exchange_all(record.exchanges[::-1])
-            self.lock.commit = commit
+            self._see(commit)
         for record in undone:
+            if self._instances is not None:
+                self._instances.equalize(record.exchanges)
             for exchange in on_devices(record.exchanges):
                 exchange.compact()
 

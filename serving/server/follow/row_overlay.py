@@ -46,24 +46,37 @@ class RowOverlay:
     Args:
         exchanges: of rows of tables, none within another; afterwards their values are what undoes them.
         pace: that of the thread.
+
+    Attributes:
+        number: later overlays have higher ones.
     """
 
     def __init__(self, exchanges: Sequence[Exchange], pace: Pace) -> None:
         self.exchanges = exchanges
         self._share = pace.share
-        self._number = torch.ops.tessera.overlay_make(*patch_arguments(exchanges))
-        self.close = weakref.finalize(self, torch.ops.tessera.overlay_drop, self._number)
+        self.number: int = torch.ops.tessera.overlay_make(*patch_arguments(exchanges))
+        self.close = weakref.finalize(self, torch.ops.tessera.overlay_drop, self.number)
         """Let go of the rows; after `show`, once no pass runs that began before the end of `write`."""
-        torch.ops.tessera.overlay_keep_aside(self._number, self._share, pace.left_s)
+        torch.ops.tessera.overlay_keep_aside(self.number, self._share, pace.left_s)
 
-    def show(self) -> None:
-        """From now on passes read the new rows; while none runs."""
-        torch.ops.tessera.overlay_show(self._number)
+    def show(self, *, beside: bool = False) -> None:
+        """From now on passes read the new rows; while none runs.
+
+        Args:
+            beside: threads that look up to an older overlay do not read them, and their passes may run.
+        """
+        show = torch.ops.tessera.overlay_show_beside if beside else torch.ops.tessera.overlay_show
+        show(self.number)
+
+    @property
+    def fits(self) -> bool:
+        """Whether all lookups so far could read them; those that could not, beside others, have raised ``RuntimeError``."""
+        return bool(torch.ops.tessera.overlay_fits(self.number))
 
     def take_back(self) -> None:
         """From now on they read what the tables had; while none runs."""
-        torch.ops.tessera.overlay_take_back(self._number)
+        torch.ops.tessera.overlay_take_back(self.number)
 
     def write(self) -> None:
         """Bring the rows into their tables beside the passes; blocks."""
-        torch.ops.tessera.overlay_write_aside(self._number, self._share, _PAUSES_S)
+        torch.ops.tessera.overlay_write_aside(self.number, self._share, _PAUSES_S)

@@ -188,7 +188,7 @@ class KserveMetadata:
             "sha256": (info.sha256() if info else None) or "",
         }
         if model.followed is not None:
-            parameters["commit"] = str(model.followed.lock.commit)
+            parameters["commit"] = str(model.followed.lock.state.commit)
         for name, value in parameters.items():
             config.parameters[name].string_value = value
         return ipb.ModelConfigResponse(config=config)

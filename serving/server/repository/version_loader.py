@@ -105,20 +105,27 @@ class PackageVersionLoader:
             names.append(devices[0] if devices else packages[-1].manifest.device)
             memory.append(loading.patchable_memory() if follow else {})
         loaded = loaded_model(packages, names)
-        return replace(loaded, followed=self._followed(packages, memory)) if follow else loaded
+        if not follow:
+            return loaded
+        return replace(loaded, followed=self._followed(packages, memory, loading))
 
     def _followed(
-        self, packages: Sequence[LoadedPackage], memory: Sequence[Mapping[str, Sequence[Tensor]]]
+        self,
+        packages: Sequence[LoadedPackage],
+        memory: Sequence[Mapping[str, Sequence[Tensor]]],
+        last: Loading,
     ) -> FollowedModel:
         records, manifest = packages[0].records, packages[0].manifest
+        # The rows of a table that is cut over shards are gathered by operators of torch.
+        overlays = manifest.backend == "tessera" and manifest.plan.num_shards == 1
         return FollowedModel(
             runners=[package.runner for package in packages],
             memory=memory,
             sizes={entry.name: entry.bytes for entry in records.entries},
             base=unsigned_sha256(records.manifest_bytes()),
             verify_golden=self._config.verify_golden,
-            # The rows of a table that is cut over shards are gathered by operators of torch.
-            overlays=manifest.backend == "tessera" and manifest.plan.num_shards == 1,
+            overlays=overlays,
+            second=last.second() if overlays and set(last.devices) == {"cpu"} else None,
         )
 
     def _read(
