@@ -206,7 +206,7 @@ TEST(RowOverlayTest, PassesOfTwoStatesRunBesideEachOther) {
     wait_for(*before);
     while (overlay->write()) std::this_thread::yield();
     EXPECT_TRUE(overlay->fits());
-    // Those that began before the last row was written may still read the overlay.
+    // A pass that began before the last row was written may still read the overlay.
     State* const same = now;
     states.push_back(std::make_unique<State>());
     states.back()->overlay = same->overlay;

@@ -219,7 +219,7 @@ def plain_call(rows, *, dim=16):
 
 
 def plan_of(place):
-    """Of one feature over a table."""
+    """The plan of one feature over a table."""
     feature = FeatureLookup(
         table=place,
         out_column=0,
