@@ -9,7 +9,6 @@ import tessera.training.distributed
 from tessera.errors import UserError
 from tessera.training import fbgemm
 
-
 # Imported before torch, as by a program that has nothing else; that takes seconds, so what it gives is looked at in turn.
 FIRST = """
 import sys
