@@ -10,6 +10,7 @@ import re
 import pytest
 
 from tests import REPOSITORY
+from tests.statements import statements
 from tests.tracked import tracked_files
 
 SUFFIXES = (".py", ".cc", ".h", ".cu", ".cuh", ".md", ".proto")
@@ -58,7 +59,7 @@ def phrases(text):
 
 def docstrings(text):
     """Line and text of every docstring of a Python file, and of strings below a name."""
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             for statement in node.body:
                 match statement:

@@ -9,62 +9,62 @@ import tessera.training.distributed
 from tessera.errors import UserError
 from tessera.training import fbgemm
 
+# Imported before torch, as by a program that has nothing else; that takes seconds, so what it gives is looked at in turn.
+FIRST = """
+import sys
+import tessera.training as torchrec
+assert 'torch' not in sys.modules
+torchrec.DistributedModelParallel, torchrec.build_ranking_model, torchrec.DLRMTrain
+assert not [m for m in sys.modules if m.startswith('fbgemm')]
+assert 'torch._dynamo' not in sys.modules
+"""
+SUB_MODULES = """
+assert torchrec.distributed.planner.EmbeddingShardingPlanner
+assert torchrec.distributed.types.ShardingEnv
+assert torchrec.modules.embedding_configs.EmbeddingBagConfig
+assert torchrec.sparse.jagged_tensor.KeyedJaggedTensor
+assert torchrec.models.dlrm.DLRM and torchrec.quant.embedding_modules
+assert torchrec.inference.modules and torchrec.fx.Tracer
+assert torchrec.Pipelineable and torchrec.Multistreamable
+assert not hasattr(torchrec, 'nonsense') and not hasattr(torchrec.models, 'nonsense')
+"""
+AFTER_TORCH = """
+import torch, tessera.training, sys
+"""
+WITHOUT_FBGEMM = """
+import tessera.training.fbgemm as door
+found, door._installed_fbgemm = door._installed_fbgemm, lambda: None
+try:
+    torch.ops.fbgemm.asynchronous_complete_cumsum
+except AttributeError as error:
+    assert 'fbgemm-gpu is not installed' in str(error), error
+else:
+    raise AssertionError
+door._installed_fbgemm = found
+"""
+AN_OPERATOR = """
+import torch
+def sums(x: torch.Tensor):
+    return torch.ops.fbgemm.asynchronous_complete_cumsum(x)
+assert not [m for m in sys.modules if m.startswith('fbgemm')]
+assert torch.jit.script(sums)(torch.tensor([1, 2])).tolist() == [0, 1, 3]
+assert type(torch.ops.fbgemm) is torch._ops._OpNamespace
+assert not hasattr(torch.ops.fbgemm, 'nonsense')
+"""
 
-def test_importing_the_library_leaves_fbgemm_alone():
-    code = (
-        "import sys, tessera.training as t\n"
-        "t.DistributedModelParallel, t.build_ranking_model, t.DLRMTrain\n"
-        "assert not [m for m in sys.modules if m.startswith('fbgemm')]\n"
-        "assert 'torch._dynamo' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
-
-@pytest.mark.parametrize("first", ["tessera.training, torch", "torch, tessera.training"])
-def test_fbgemms_operators_are_loaded_when_one_is_used(first, tmp_path):
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(FIRST + AN_OPERATOR + SUB_MODULES, id="before torch"),
+        pytest.param(AFTER_TORCH + WITHOUT_FBGEMM + AN_OPERATOR, id="after torch"),
+    ],
+)
+def test_a_program_that_imports_the_library(program, tmp_path):
+    """It leaves fbgemm alone until an operator is used, tells where it is missing, and has short names for sub-modules."""
     script = tmp_path / "program.py"  # TorchScript reads the source
-    script.write_text(
-        f"import {first}, sys\n"
-        "def sums(x: torch.Tensor):\n"
-        "    return torch.ops.fbgemm.asynchronous_complete_cumsum(x)\n"
-        "assert not [m for m in sys.modules if m.startswith('fbgemm')]\n"
-        "assert torch.jit.script(sums)(torch.tensor([1, 2])).tolist() == [0, 1, 3]\n"
-        "assert type(torch.ops.fbgemm) is torch._ops._OpNamespace\n"
-        "assert not hasattr(torch.ops.fbgemm, 'nonsense')\n"
-    )
+    script.write_text(program)
     subprocess.run([sys.executable, script], check=True)
-
-
-def test_an_operator_without_fbgemm_is_an_attribute_that_is_missing():
-    code = (
-        "import tessera.training, torch\n"
-        "import tessera.training.fbgemm as door\n"
-        "door._installed_fbgemm = lambda: None\n"
-        "try:\n"
-        "    torch.ops.fbgemm.asynchronous_complete_cumsum\n"
-        "except AttributeError as error:\n"
-        "    assert 'fbgemm-gpu is not installed' in str(error), error\n"
-        "else:\n"
-        "    raise AssertionError\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_sub_modules_are_attributes_under_the_short_name_that_programs_give():
-    code = (
-        "import sys\n"
-        "import tessera.training as torchrec\n"
-        "assert 'torch' not in sys.modules\n"
-        "assert torchrec.distributed.planner.EmbeddingShardingPlanner\n"
-        "assert torchrec.distributed.types.ShardingEnv\n"
-        "assert torchrec.modules.embedding_configs.EmbeddingBagConfig\n"
-        "assert torchrec.sparse.jagged_tensor.KeyedJaggedTensor\n"
-        "assert torchrec.models.dlrm.DLRM and torchrec.quant.embedding_modules\n"
-        "assert torchrec.inference.modules and torchrec.fx.Tracer\n"
-        "assert torchrec.Pipelineable and torchrec.Multistreamable\n"
-        "assert not hasattr(torchrec, 'nonsense') and not hasattr(torchrec.models, 'nonsense')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("package", [tessera.training, tessera.training.distributed])

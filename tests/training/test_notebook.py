@@ -1,17 +1,20 @@
 """docs/tutorial.ipynb says what its code does: every cell is run, and prints what is kept there."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import forked_program
 
 NOTEBOOK = Path(__file__).resolve().parent.parent.parent / "docs" / "tutorial.ipynb"
 
 # Runs the cells of a notebook in one namespace and writes what each prints as JSON.
 RUN = """
-import contextlib, io, json, sys
+import contextlib, io, json, sys, warnings
 
-cells, printed, names = json.load(sys.stdin), [], {"__name__": "__main__"}
+warnings.simplefilter("ignore")
+with open(sys.argv[1]) as file:
+    cells = json.load(file)
+printed, names = [], {"__name__": "__main__"}
 for number, source in enumerate(cells):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -27,17 +30,12 @@ def code_cells():
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def test_every_cell_prints_what_the_notebook_shows():
+def test_every_cell_prints_what_the_notebook_shows(tmp_path):
     cells = code_cells()
     assert len(cells) > 15
     sources = ["".join(cell["source"]) for cell in cells]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN],
-        input=json.dumps(sources),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (tmp_path / "cells.json").write_text(json.dumps(sources))
+    done = forked_program.run([tmp_path / "cells.json"], code=RUN)
     assert done.returncode == 0, done.stderr
     kept = ["".join(text for out in cell["outputs"] for text in out["text"]) for cell in cells]
     assert json.loads(done.stdout) == kept

@@ -26,6 +26,7 @@ from tessera.training.inference.state_dict_transform import (
 )
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tests import forked_program
 from tests.training.ranks import rank_device, run_on_ranks
 
 
@@ -157,11 +158,7 @@ def joined():
 
 
 def test_a_process_joins_a_group_of_one_host(tmp_path):
-    import subprocess
-    import sys
-
     code = "from tests.training.test_program_helpers import joined; print(joined())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = forked_program.run([], code=code)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("(1, '0', '1')")

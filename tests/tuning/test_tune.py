@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from tessera.training.tuning import tuner
 from tessera.training.tuning.child import wait_until_free
 from tessera.training.tuning.settings import Search, SearchFolder
 from tessera.training.tuning.study import Study, require_optuna
-from tests import REPOSITORY
+from tests import forked_program
 from tests.patience import PATIENCE_S
 from tests.trainer.tiny_runs import TINY, write_criteo
 from tests.tuning import in_process
@@ -199,9 +198,9 @@ def test_a_killed_search_goes_on_where_its_trials_are(tiny_yaml, tmp_path):
     out = tmp_path / "search"
     endless = tmp_path / "endless.yaml"
     endless.write_text(tiny_yaml.read_text().replace("epochs: 2", "epochs: 100000"))
-    words = [sys.executable, "-m", "tessera", "tune", "--config", str(endless), "--out", str(out)]
+    words = ["tune", "--config", endless, "--out", out]
     words += ["--over", RATE, "--trials", "2", "--processes", "2", "--quiet"]
-    with subprocess.Popen(words, cwd=REPOSITORY) as search:
+    with forked_program.start(words) as search:
         wait_for(lambda: len(list((out / "trials").glob("000[01]/metrics.csv"))) == 2, search)
         search.kill()
     # The trials see that and write a checkpoint each; nobody holds their folders then.
