@@ -1,5 +1,6 @@
 """Collectives that are on their way when a program ends."""
 
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -11,7 +12,6 @@ import torch.distributed as dist
 
 from tessera.training.distributed.comm import in_flight
 from tessera.training.distributed.comm.transport import start_all_to_all
-from tests import forked_program
 from tests.patience import PATIENCE_S
 
 WORKS = 150
@@ -89,8 +89,10 @@ in_flight.kept(Work(), torch.zeros(1))
 
 
 def test_a_program_that_just_ends_waits():
-    ended = forked_program.run([], code=AT_THE_END)
-    assert (ended.returncode, ended.stdout) == (0, "waited for True\n")
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "waited for True\n"
 
 
 ENDS_WITH_A_THREAD_THAT_WAITS_FOR_THE_LOCK = """
@@ -162,7 +164,13 @@ def _end_before_the_other(rank, store):
 
 
 def test_a_process_ends_well_with_collectives_on_their_way(tmp_path):
-    code = "import sys\nfrom tests.training.test_in_flight import _end_before_the_other as run\n"
-    code += "run(int(sys.argv[1]), sys.argv[2])"
-    ranks = [forked_program.start([rank, tmp_path / "store"], code=code) for rank in range(2)]
-    assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0]
+    context = multiprocessing.get_context("spawn")
+    ranks = [
+        context.Process(target=_end_before_the_other, args=(rank, str(tmp_path / "store")))
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(PATIENCE_S)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
