@@ -85,6 +85,21 @@ struct Commit {
   }
 };
 
+// What one of several readers looks up.
+std::vector<std::int64_t> ids_of(int reader) {
+  std::vector<std::int64_t> ids(200);
+  std::iota(ids.begin(), ids.end(), 6'000 * reader);
+  return ids;
+}
+
+// Even rows hold `value`, the others nothing.
+void expect_state(const Table& table, const std::vector<std::int64_t>& ids, float value) {
+  const std::vector<float> found = table.look_up(ids);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    ASSERT_EQ(found[i], ids[i] % 2 == 0 ? value : 0) << ids[i];
+  }
+}
+
 TEST(RowOverlayTest, LookupsBesideTheWritingReadOneState) {
   Table table;
   ReaderWriterLock lock;
@@ -94,14 +109,10 @@ TEST(RowOverlayTest, LookupsBesideTheWritingReadOneState) {
   readers.reserve(3);
   for (int reader = 0; reader < 3; ++reader) {
     readers.emplace_back([&, reader](const std::stop_token& stop) {
-      std::vector<std::int64_t> ids(200);
-      std::iota(ids.begin(), ids.end(), 6'000 * reader);
+      const std::vector<std::int64_t> ids = ids_of(reader);
       while (!stop.stop_requested()) {
         const SharedHold hold(&lock);
-        const std::vector<float> found = table.look_up(ids);
-        for (std::size_t i = 0; i < ids.size(); ++i) {
-          ASSERT_EQ(found[i], ids[i] % 2 == 0 ? state : 0) << ids[i];
-        }
+        expect_state(table, ids, state);
         ++looked;
       }
     });
@@ -164,8 +175,7 @@ TEST(RowOverlayTest, PassesOfTwoStatesRunBesideEachOther) {
   readers.reserve(3);
   for (int reader = 0; reader < 3; ++reader) {
     readers.emplace_back([&, reader](const std::stop_token& stop) {
-      std::vector<std::int64_t> ids(200);
-      std::iota(ids.begin(), ids.end(), 6'000 * reader);
+      const std::vector<std::int64_t> ids = ids_of(reader);
       while (!stop.stop_requested()) {
         State* state = nullptr;
         {
@@ -174,12 +184,7 @@ TEST(RowOverlayTest, PassesOfTwoStatesRunBesideEachOther) {
           ++state->passes;
         }
         look_up_to(state->overlay);
-        for (int lookup = 0; lookup < 2; ++lookup) {
-          const std::vector<float> found = table.look_up(ids);
-          for (std::size_t i = 0; i < ids.size(); ++i) {
-            ASSERT_EQ(found[i], ids[i] % 2 == 0 ? state->value : 0) << ids[i];
-          }
-        }
+        for (int lookup = 0; lookup < 2; ++lookup) expect_state(table, ids, state->value);
         --state->passes;
         ++looked;
       }
