@@ -171,7 +171,7 @@ def test_passes_beside_commits_have_the_bits_of_the_one_that_they_name(followed,
     askers = [threading.Thread(target=ask) for _ in range(2)]
     for thread in askers:
         thread.start()
-    for _ in range(10):
+    for _ in range(3):
         undo = []
         for number in range(1, COUNT + 1):
             undo.append(followed.put_in(number))
