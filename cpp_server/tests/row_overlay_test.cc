@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -85,12 +86,33 @@ struct Commit {
   }
 };
 
-// What one of several readers looks up.
-std::vector<std::int64_t> ids_of(int reader) {
-  std::vector<std::int64_t> ids(200);
-  std::iota(ids.begin(), ids.end(), 6'000 * reader);
-  return ids;
-}
+// Three threads that pass after pass look up ids of their own, until they are destroyed.
+class Readers {
+ public:
+  using Pass = std::function<void(const std::vector<std::int64_t>& ids)>;
+
+  explicit Readers(const Pass& pass) {
+    for (int reader = 0; reader < 3; ++reader) {
+      threads_.emplace_back([this, pass, reader](const std::stop_token& stop) {
+        std::vector<std::int64_t> ids(200);
+        std::iota(ids.begin(), ids.end(), 6'000 * reader);
+        while (!stop.stop_requested()) {
+          pass(ids);
+          ++passes_;
+        }
+      });
+    }
+  }
+
+  void wait_for_another_pass() const {
+    const int before = passes_;
+    while (passes_ == before) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<int> passes_ = 0;
+  std::vector<std::jthread> threads_;
+};
 
 // Even rows hold `value`, the others nothing.
 void expect_state(const Table& table, const std::vector<std::int64_t>& ids, float value) {
@@ -104,19 +126,10 @@ TEST(RowOverlayTest, LookupsBesideTheWritingReadOneState) {
   Table table;
   ReaderWriterLock lock;
   float state = 0;  // of even rows, under the lock
-  std::atomic<int> looked = 0;
-  std::vector<std::jthread> readers;
-  readers.reserve(3);
-  for (int reader = 0; reader < 3; ++reader) {
-    readers.emplace_back([&, reader](const std::stop_token& stop) {
-      const std::vector<std::int64_t> ids = ids_of(reader);
-      while (!stop.stop_requested()) {
-        const SharedHold hold(&lock);
-        expect_state(table, ids, state);
-        ++looked;
-      }
-    });
-  }
+  const Readers readers([&](const std::vector<std::int64_t>& ids) {
+    const SharedHold hold(&lock);
+    expect_state(table, ids, state);
+  });
   for (int number = 1; number <= 20; ++number) {
     Commit commit(static_cast<float>(number));
     auto overlay = std::make_unique<RowOverlay>(commit.rows(table));
@@ -132,8 +145,7 @@ TEST(RowOverlayTest, LookupsBesideTheWritingReadOneState) {
     overlay.reset();
     EXPECT_EQ(commit.values[0], static_cast<float>(number - 1));
   }
-  const int before = looked;
-  while (looked == before) std::this_thread::yield();
+  readers.wait_for_another_pass();
 }
 
 TEST(RowOverlayTest, APlanThatDoesNotFitHasTheRowsWrittenFirst) {
@@ -170,26 +182,17 @@ TEST(RowOverlayTest, PassesOfTwoStatesRunBesideEachOther) {
   states.push_back(std::make_unique<State>());
   std::mutex mutex;
   State* now = states.back().get();  // under the mutex, as is who begins
-  std::atomic<int> looked = 0;
-  std::vector<std::jthread> readers;
-  readers.reserve(3);
-  for (int reader = 0; reader < 3; ++reader) {
-    readers.emplace_back([&, reader](const std::stop_token& stop) {
-      const std::vector<std::int64_t> ids = ids_of(reader);
-      while (!stop.stop_requested()) {
-        State* state = nullptr;
-        {
-          const std::lock_guard lock(mutex);
-          state = now;
-          ++state->passes;
-        }
-        look_up_to(state->overlay);
-        for (int lookup = 0; lookup < 2; ++lookup) expect_state(table, ids, state->value);
-        --state->passes;
-        ++looked;
-      }
-    });
-  }
+  const Readers readers([&](const std::vector<std::int64_t>& ids) {
+    State* state = nullptr;
+    {
+      const std::lock_guard lock(mutex);
+      state = now;
+      ++state->passes;
+    }
+    look_up_to(state->overlay);
+    for (int lookup = 0; lookup < 2; ++lookup) expect_state(table, ids, state->value);
+    --state->passes;
+  });
   const auto wait_for = [](const State& state) {
     while (state.passes > 0) std::this_thread::yield();
   };
@@ -223,8 +226,7 @@ TEST(RowOverlayTest, PassesOfTwoStatesRunBesideEachOther) {
     wait_for(*same);
     overlay.reset();
   }
-  const int before = looked;
-  while (looked == before) std::this_thread::yield();
+  readers.wait_for_another_pass();
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ from tessera.serving.package.golden import GoldenMismatchError, replay_golden
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.package.opening import Memory, Opening
-from tessera.serving.package.own_weights import own_bytes, with_own_weights
+from tessera.serving.package.own_weights import lie_alike, own_bytes, with_own_weights
 from tessera.serving.package.record_memory import memory_of_records
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
@@ -247,9 +247,7 @@ class Loading:
             return None
         sizes = {entry.name: entry.bytes for entry in self.records.entries}
         memory = memory_of_records(module, self._tensor_records, sizes)
-        if (
-            memory.keys() != self.patchable_memory().keys()
-        ):  # tensors that were parts of one storage
+        if not lie_alike(self.patchable_memory(), memory):
             return None
         return SecondInstance(runner=TorchScriptRunner(module), memory=memory)
 

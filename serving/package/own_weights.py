@@ -6,6 +6,7 @@ While one of the two answers, the other's weights can be replaced.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,17 @@ def own_bytes(module: Any) -> int:
     tensors = [*module.parameters(), *_buffers(module).values()]
     storages = [one.untyped_storage() for one in tensors if one.dtype != torch.uint8]
     return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def lie_alike(
+    memory: Mapping[str, Sequence[Tensor]], second: Mapping[str, Sequence[Tensor]]
+) -> bool:
+    """Whether a second instance has each record in as many places as the first; see `memory_of_records`.
+
+    It has not where tensors shared a storage, which get storages of their own.
+    """
+    places, copied = ({name: len(found) for name, found in one.items()} for one in (memory, second))
+    return places == copied
 
 
 def _buffers(module: Any) -> dict[str, Tensor]:

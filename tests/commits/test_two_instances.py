@@ -9,7 +9,8 @@ import torch
 from tessera.serving.bench.commits import SyntheticPublisher
 from tessera.serving.commits.file import CommitError, read_commit
 from tessera.serving.package import loading as package_loading
-from tessera.serving.package.own_weights import with_own_weights
+from tessera.serving.package.own_weights import lie_alike, with_own_weights
+from tessera.serving.package.record_memory import memory_of_records
 from tessera.serving.package.torchscript import expected_deprecation
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.follow.followed_model import FollowedModel, UndoRecord
@@ -259,3 +260,23 @@ def test_two_instances_are_of_one_type():
     values = torch.ones(4)
     assert first(values).tolist() == [1, 2, 3, 4]
     assert second(values).tolist() == [2, 3, 4, 5]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.same = torch.nn.Parameter(self.weight.data)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values * self.weight + self.same
+
+
+def test_tensors_that_share_a_storage_are_seen_to_come_apart():
+    with expected_deprecation():
+        first = torch.jit.script(Tied()).eval()
+    second = with_own_weights(first)
+    records, sizes = {"weight": "data/0", "same": "data/0"}, {"data/0": 16}
+    memory, copied = (memory_of_records(one, records, sizes) for one in (first, second))
+    assert lie_alike(memory, memory)
+    assert not lie_alike(memory, copied)

@@ -13,6 +13,7 @@ from tessera.kernels.row_types import FLOAT32
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tessera.serving.commits.file import CommitError, ReadCommit
 from tessera.serving.package.commit import COMMIT_FORMAT_VERSION, Commit, Patch
+from tessera.serving.package.loading import SecondInstance
 from tessera.serving.package.manifest import GoldenInfo
 from tessera.serving.server.follow.followed_model import FollowedModel, UndoRecord
 from tessera.serving.server.follow.row_overlay import RowOverlay, rows_apart
@@ -83,7 +84,7 @@ def test_rows_of_no_table_and_rows_with_large_gaps_cannot():
 class Table:
     """A table that is looked up, and a model over it."""
 
-    def __init__(self, *, overlays=True, golden=None):
+    def __init__(self, *, overlays=True, golden=None, second=False):
         packed = pack_tables([quantize_table(torch.zeros(ROWS, DIM), FLOAT32)])
         (place,) = packed.places
         self.memory = packed.weights
@@ -97,13 +98,19 @@ class Table:
         )
         self._plan = make_plan([feature])
         self.model = FollowedModel(
-            runners=[] if golden is None else [SimpleNamespace(forward=golden)],
+            runners=[SimpleNamespace(forward=golden)] if golden or second else [],
             memory=[{"data/0": (self.memory,)}],
             sizes={"data/0": self.memory.numel()},
             base="b" * 64,
             verify_golden=False,
             overlays=overlays,
+            second=self._second() if second else None,
         )
+
+    def _second(self):
+        """An instance with a table of its own."""
+        memory = {"data/0": (self.memory.clone(),)}
+        return SecondInstance(runner=SimpleNamespace(forward=None), memory=memory)
 
     def commit(self, rows):
         return read_of(patch(0, rows, offset=self.offset, stride=self.stride))
@@ -151,6 +158,16 @@ def test_rows_are_exchanged_where_others_read_them_or_nobody_waits(overlays, bes
     assert staged.overlay is None
     table.model.put_in(staged)
     assert table.looked_up() == expected([1, 2])
+
+
+def test_rows_that_each_instance_has_are_exchanged_in_both():
+    table = Table(second=True)
+    staged = table.stage([1, 2], beside_others=True)
+    assert staged.overlay is None
+    table.model.put_in(staged)
+    assert table.looked_up() == expected([1, 2])
+    ((first, second),) = table.model._instances._pairs.values()
+    assert torch.equal(first, second)
 
 
 def test_wrong_golden_answers_leave_the_table_as_it_was(monkeypatch):

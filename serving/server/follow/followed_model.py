@@ -166,8 +166,9 @@ class FollowedModel:
                     offset=patch.offset,
                     stride=patch.stride,
                 )
-                (laid if patch in may_be_laid else exchanges).append(exchange)
-        if not self._goes_beside(golden, exchanges):
+                is_laid = patch in may_be_laid and not self._has_each(place)
+                (laid if is_laid else exchanges).append(exchange)
+        if self._beside(golden, exchanges) is None:
             prepare(exchanges, pace)
         overlay = RowOverlay(laid, pace) if laid else None
         return StagedCommit(
@@ -207,8 +208,8 @@ class FollowedModel:
 
         Rows are laid over tables here, and written by the caller.
         """
-        instances, overlay = self._instances, staged.overlay
-        if instances is None or not self._goes_beside(staged.golden, staged.exchanges):
+        instances, overlay = self._beside(staged.golden, staged.exchanges), staged.overlay
+        if instances is None:
             return None
         spare, exchanges = instances.spare, instances.in_spare(staged.exchanges)
         exchange_all(exchanges)
@@ -230,13 +231,19 @@ class FollowedModel:
         instances.equalize(staged.exchanges)
         return seconds
 
-    def _goes_beside(self, golden: object, exchanges: Sequence[AnyExchange]) -> bool:
-        """Whether a commit with these is put in beside passes, where its rows can be laid under the plans of all lookups.
+    def _beside(self, golden: object, exchanges: Sequence[AnyExchange]) -> TwoInstances | None:
+        """The instances with which a commit with these is put in beside passes; None: passes are stopped for it.
 
-        Its golden answers show whether they can.
+        They are as well where its golden answers, which are needed for that, show that its rows cannot be laid.
         """
         instances = self._instances
-        return instances is not None and golden is not None and instances.have_each(exchanges)
+        if instances is None or golden is None or not instances.have_each(exchanges):
+            return None
+        return instances
+
+    def _has_each(self, memory: Tensor) -> bool:
+        """Whether another instance has memory of its own in the place of ``memory``."""
+        return self._instances is not None and self._instances.has_each(memory)
 
     def _put_in_alone(self, staged: StagedCommit) -> float:
         overlay = staged.overlay

@@ -57,14 +57,16 @@ class TwoInstances:
 
     @property
     def spare(self) -> Runner:
-        """The instance that they do not see; with what the calling thread sees of overlays."""
+        """The instance that passes do not see; its calls see the overlays that the calling thread does."""
         return self._runners[1 - self._seen]
 
     def have_each(self, exchanges: Sequence[AnyExchange]) -> bool:
         """Whether each instance has memory of its own for all ``exchanges``, which are with the first one's."""
-        return all(
-            isinstance(one, Exchange) and one.memory.data_ptr() in self._pairs for one in exchanges
-        )
+        return all(isinstance(one, Exchange) and self.has_each(one.memory) for one in exchanges)
+
+    def has_each(self, memory: Tensor) -> bool:
+        """Whether ``memory`` of the first instance has its counterpart in the other, as that of tables has not."""
+        return memory.data_ptr() in self._pairs
 
     def in_spare(self, exchanges: Sequence[AnyExchange]) -> list[AnyExchange]:
         """The same exchanges with the memory of the instance that passes do not see."""
