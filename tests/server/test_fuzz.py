@@ -165,10 +165,15 @@ def test_memory_does_not_grow(server):
         return process.memory_info().rss
 
     thousand()  # allocators take their first pages
-    before = thousand()
-    after = thousand()
-    # A leak of one message in ten would be 5 MB; a page or two may come and go.
-    assert after - before < 4 << 20
+    grown = []
+    for _ in range(6):
+        before = thousand()
+        grown.append(thousand() - before)
+        if grown[-1] < 4 << 20:
+            break
+    # A leak of one message in ten would be 5 MB in every thousand; what a thread's allocator or another test's
+    # thread takes once is in one of them.
+    assert grown[-1] < 4 << 20, grown
 
 
 def test_nothing_of_it_was_a_bug(server):
