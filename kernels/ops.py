@@ -82,10 +82,12 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     lookups of the storages can read the new rows where they are staged until the tables have them, so that no lookup
     has to wait while they are written.  It copies nothing yet.  Raises ``RuntimeError`` where rows of one storage lie
     within others.  No graph of a package may call this operator, or the next ones.  CPU only.
-``overlay_keep(overlay) -> bool``, ``overlay_keep_aside(overlay, share, seconds)``
+``overlay_keep(overlay) -> bool``
     Before `overlay_show`, beside lookups: copies the new rows, and to where they were in ``values`` those of the tables, which must not
-    change from then on.  The first does a piece of some 100 microseconds, and says whether there is more; the second does all,
-    on a thread that runs while CPUs have nothing else to do, and uses ``share`` of one CPU at most until ``seconds`` are over.
+    change from then on.  It does a piece of some 100 microseconds, and says whether there is more.
+``overlay_make_aside(storages, rows, values, offsets, strides, share, seconds) -> int``
+    `overlay_make` and all of `overlay_keep`, on a thread that runs while CPUs have nothing else to do, and that uses ``share`` of
+    one CPU at most until ``seconds`` are over.
 ``overlay_show(overlay)``, ``overlay_take_back(overlay)``, ``overlay_drop(overlay)``
     From now on lookups read the new rows; from now on they read what the tables had, which gets back what was written;
     the overlay ends.  To be called while no lookup of the storages runs.
@@ -95,7 +97,7 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     rows may be written, and taken back, once nobody looks up to an older one, or nobody to this one.  A lookup under whose
     plan rows cannot be laid, as its scales lie apart, raises ``RuntimeError`` meanwhile; then the third gives False.
 ``overlay_write(overlay) -> bool``, ``overlay_write_aside(overlay, share, seconds)``
-    After `overlay_show`, beside lookups: the tables get the new rows, as `overlay_keep` and `overlay_keep_aside` go on.
+    After `overlay_show`, beside lookups: the tables get the new rows, the first a piece of them, the second all as `overlay_make_aside` works.
     Afterwards lookups read the tables, and ``values`` hold what undoes it.
 ``read_aside(out [bytes], descriptor, offset, share)``
     Reads ``bytes`` bytes (uint8) of an open file from ``offset``, on a thread that runs while CPUs have nothing else to do,

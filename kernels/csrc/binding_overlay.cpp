@@ -1,9 +1,9 @@
 // A commit's rows laid over those of tables on the CPU; see row_overlay.h.
 //
 // An overlay is known by a number. `overlay_make` checks all that it is given and copies nothing.
-// `overlay_keep` and `overlay_write` do one piece, so that tessera-server looks between two whether
-// it is wanted elsewhere; a server's Python makes one call for all of them, with pauses, as each
-// gives the interpreter's lock away and waits for it again.
+// `overlay_keep` and `overlay_write` do one piece, so that who calls them can look between two
+// whether it is wanted elsewhere; a server's Python makes one call for the making and all pieces,
+// with pauses, as each gives the interpreter's lock away and waits for it again.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -80,8 +80,8 @@ NewRows new_rows(const Rows& rows, const Tensor& storage, const Tensor& values) 
   return made;
 }
 
-int64_t overlay_make(at::TensorList storages, at::TensorList rows, at::TensorList values,
-                     at::IntArrayRef offsets, at::IntArrayRef strides) {
+std::shared_ptr<Held> made(at::TensorList storages, at::TensorList rows, at::TensorList values,
+                           at::IntArrayRef offsets, at::IntArrayRef strides) {
   const std::vector<Rows> all = checked(storages, rows, values, offsets, strides);
   std::vector<NewRows> tables;
   tables.reserve(all.size());
@@ -95,7 +95,12 @@ int64_t overlay_make(at::TensorList storages, at::TensorList rows, at::TensorLis
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK(false, "rows: ", error.what());
   }
-  return overlays().add(std::move(held));
+  return held;
+}
+
+int64_t overlay_make(at::TensorList storages, at::TensorList rows, at::TensorList values,
+                     at::IntArrayRef offsets, at::IntArrayRef strides) {
+  return overlays().add(made(storages, rows, values, offsets, strides));
 }
 
 bool overlay_keep(int64_t overlay) { return overlays().get(overlay)->overlay->keep(); }
@@ -116,9 +121,16 @@ void aside(double share, double seconds, Work work) {
   });
 }
 
-void overlay_keep_aside(int64_t overlay, double share, double seconds) {
-  const auto held = overlays().get(overlay);
-  aside(share, seconds, [&] { return held->overlay->keep(); });
+int64_t overlay_make_aside(at::TensorList storages, at::TensorList rows, at::TensorList values,
+                           at::IntArrayRef offsets, at::IntArrayRef strides, double share,
+                           double seconds) {
+  std::shared_ptr<Held> held;
+  aside(share, seconds, [&] {
+    if (held != nullptr) return held->overlay->keep();
+    held = made(storages, rows, values, offsets, strides);
+    return true;
+  });
+  return overlays().add(std::move(held));
 }
 
 void overlay_write_aside(int64_t overlay, double share, double seconds) {
@@ -143,12 +155,14 @@ void overlay_drop(int64_t overlay) { overlays().drop(overlay); }
 }  // namespace
 }  // namespace tessera
 
-TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("overlay_make", tessera::overlay_make); }
+TORCH_LIBRARY_IMPL(tessera, CPU, m) {
+  m.impl("overlay_make", tessera::overlay_make);
+  m.impl("overlay_make_aside", tessera::overlay_make_aside);
+}
 
 // They have no tensor that would tell a device.
 TORCH_LIBRARY_IMPL(tessera, CompositeImplicitAutograd, m) {
   m.impl("overlay_keep", tessera::overlay_keep);
-  m.impl("overlay_keep_aside", tessera::overlay_keep_aside);
   m.impl("overlay_look_up_to", tessera::overlay_look_up_to);
   m.impl("overlay_fits", tessera::overlay_fits);
   m.impl("overlay_show", tessera::overlay_show);

@@ -72,7 +72,9 @@ TORCH_LIBRARY(tessera, m) {
       "overlay_make(Tensor(a!)[] storages, Tensor[] rows, Tensor(b!)[] values, int[] offsets, "
       "int[] strides) -> int");
   m.def("overlay_keep(int overlay) -> bool");
-  m.def("overlay_keep_aside(int overlay, float share, float seconds) -> ()");
+  m.def(
+      "overlay_make_aside(Tensor(a!)[] storages, Tensor[] rows, Tensor(b!)[] values, "
+      "int[] offsets, int[] strides, float share, float seconds) -> int");
   m.def("overlay_show(int overlay) -> ()");
   m.def("overlay_show_beside(int overlay) -> ()");
   m.def("overlay_fits(int overlay) -> bool");

@@ -7,6 +7,7 @@ tick, and one that waits for a CPU while it holds the interpreter's lock lets al
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import threading
@@ -37,6 +38,12 @@ def aside_share(cpus: int) -> float:
     return min(_SHARE_OF_ALL * cpus, _SHARE_OF_ONE)
 
 
+@functools.cache
+def _share() -> float:
+    """What this process's threads may use; control groups' files are read once, as a server has a pace for each commit."""
+    return aside_share(usable_cpus())
+
+
 def pause_behind(used: float, passed: float, share: float) -> float:
     """How long the pause is behind ``used`` seconds of a CPU, within ``passed`` since the last pause; 0: not yet."""
     pause = min(used / share - passed, _MOST_S)
@@ -54,7 +61,7 @@ class Pace:
     """
 
     def __init__(self, for_s: float = math.inf) -> None:
-        self.share = aside_share(usable_cpus())
+        self.share = _share()
         self._until = time.monotonic() + for_s
         self._last = time.monotonic()
         self._used = time.thread_time()

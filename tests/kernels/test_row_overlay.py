@@ -23,20 +23,21 @@ LEAST_COMMITS, MOST_COMMITS = 5, 1_000
 
 
 class Overlay:
-    """An overlay of rows ``[(offset, stride, rows, values), ...]`` of one storage."""
+    """An overlay of rows ``[(offset, stride, rows, values), ...]`` of one storage; kept, unless that is for `keep_some`."""
 
-    def __init__(self, storage, patches):
+    def __init__(self, storage, patches, *, kept=True):
         self.values = [values for *_, values in patches]
-        self.number = torch.ops.tessera.overlay_make(
+        arguments = (
             [storage] * len(patches),
             [rows for _, _, rows, _ in patches],
             self.values,
             [offset for offset, *_ in patches],
             [stride for _, stride, *_ in patches],
         )
-
-    def keep(self):
-        torch.ops.tessera.overlay_keep_aside(self.number, 1.0, 0.0)
+        if kept:
+            self.number = torch.ops.tessera.overlay_make_aside(*arguments, 1.0, 0.0)
+        else:
+            self.number = torch.ops.tessera.overlay_make(*arguments)
 
     def keep_some(self):
         return torch.ops.tessera.overlay_keep(self.number)
@@ -128,7 +129,7 @@ def test_lookups_have_the_new_rows_from_when_it_is_shown(drawn):
     weights = call.tables.weights.clone()
     after = exchanged(weights, patches)
     old, new = look_up(weights, call), look_up(after, call)
-    overlay = Overlay(weights, patches)
+    overlay = Overlay(weights, patches, kept=False)
     while overlay.keep_some():
         assert torch.equal(look_up(weights, call), old)
     assert torch.equal(weights, call.tables.weights)
@@ -154,7 +155,6 @@ def test_what_is_taken_back_was_never_there(drawn, looked):
     weights = call.tables.weights.clone()
     old = look_up(weights, call)
     overlay = Overlay(weights, patches)
-    overlay.keep()
     overlay.show()
     if looked:  # which may write the rows, where a plan has scales apart
         look_up(weights, call)
@@ -169,7 +169,6 @@ def assert_reads_laid_rows(read, call, patches):
     weights = call.tables.weights.clone()
     new = read(exchanged(weights, patches))
     overlay = Overlay(weights, patches)
-    overlay.keep()
     overlay.show()
     assert torch.equal(read(weights), new)
     overlay.write()
@@ -286,7 +285,6 @@ def test_a_lookup_in_a_part_of_the_storage_finds_them():
         storage,
         [(64 + place.data_offset, place.row_stride, rows, values_of(torch.tensor([1, 2, 3])))],
     )
-    overlay.keep()
     overlay.show()
     ids = torch.tensor([0, 1, 7, 38, 39])
     found = torch.ops.tessera.lookup(part, plan, ids, torch.ones(5, dtype=torch.int32), 16)
@@ -310,7 +308,6 @@ def test_two_overlays_of_two_storages_stand_beside_each_other():
         overlay = Overlay(
             weights, [(place.data_offset, place.row_stride, torch.arange(10), values)]
         )
-        overlay.keep()
         overlay.show()
         made.append(overlay)
     for number, weights in enumerate((first, second), 1):
@@ -345,7 +342,6 @@ def test_a_thread_sees_the_overlays_that_it_looks_up_to():
             weights, [(place.data_offset, place.row_stride, torch.arange(10), values)]
         )
         assert overlay.number > before
-        overlay.keep()
         overlay.show_beside()
         for up_to, seen in (
             (None, value),
@@ -366,7 +362,6 @@ def test_a_plan_under_which_rows_cannot_be_laid_beside_others_raises_and_writes_
     every_second = plan_of(dataclasses.replace(place, rows=5, row_stride=2 * place.row_stride))
     values = values_of(torch.ones(10))
     overlay = Overlay(weights, [(place.data_offset, place.row_stride, torch.arange(10), values)])
-    overlay.keep()
     overlay.show_beside()
     assert overlay.fits()
     ids, lengths = torch.arange(5), torch.ones(5, dtype=torch.int32)
@@ -379,18 +374,20 @@ def test_a_plan_under_which_rows_cannot_be_laid_beside_others_raises_and_writes_
     assert not torch.ops.tessera.lookup(weights, every_second, ids, lengths, 16).any()
 
 
-def test_bad_arguments_are_refused():
+@pytest.mark.parametrize("kept", [True, False])
+def test_bad_arguments_are_refused(kept):
     weights, place, _ = plain_call(10)
     good = (place.data_offset, place.row_stride)
     values = values_of(torch.arange(2))
     with pytest.raises(RuntimeError, match="entry 1 is 10, expected more than 0 and less than 10"):
-        Overlay(weights, [(*good, torch.tensor([0, 10]), values)])
+        Overlay(weights, [(*good, torch.tensor([0, 10]), values)], kept=kept)
     with pytest.raises(RuntimeError, match="at least one of each table"):
-        Overlay(weights, [(*good, torch.tensor([], dtype=torch.int64), values[:0])])
+        Overlay(weights, [(*good, torch.tensor([], dtype=torch.int64), values[:0])], kept=kept)
     with pytest.raises(RuntimeError, match="two tables lie within each other"):
         Overlay(
             weights,
             [(*good, torch.tensor([0, 5]), values), (*good, torch.tensor([3, 4]), values.clone())],
+            kept=kept,
         )
     with pytest.raises(RuntimeError, match="there is no overlay 999999999"):
         torch.ops.tessera.overlay_show(999_999_999)

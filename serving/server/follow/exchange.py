@@ -117,7 +117,7 @@ def on_devices(exchanges: Sequence[AnyExchange]) -> list[DeviceExchange]:
 
 
 def patch_arguments(exchanges: Sequence[Exchange]) -> tuple[list[Any], ...]:
-    """The arguments of ``exchange_rows_of``, ``touch_rows_of``, ``overlay_make`` and, its last ones apart, ``touch_rows_aside``."""
+    """The arguments of ``exchange_rows_of`` and ``touch_rows_of``, and the first ones of ``touch_rows_aside`` and ``overlay_make_aside``."""
     return (
         [one.memory for one in exchanges],
         [one.rows for one in exchanges],

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -310,7 +311,10 @@ def _rows(read: ReadCommit, patch: Patch) -> Tensor:
     if stored is not None:
         return torch.from_numpy(stored)
     numbers = read.rows(patch)
-    return torch.arange(patch.count) if numbers is None else torch.from_numpy(numbers)
+    if numbers is None:  # by NumPy, see `tessera.serving.package.golden`
+        narrow = patch.count <= torch.iinfo(torch.int32).max
+        numbers = np.arange(patch.count, dtype=np.int32 if narrow else np.int64)
+    return torch.from_numpy(numbers)
 
 
 def _on_device(

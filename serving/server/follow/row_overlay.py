@@ -54,10 +54,11 @@ class RowOverlay:
     def __init__(self, exchanges: Sequence[Exchange], pace: Pace) -> None:
         self.exchanges = exchanges
         self._share = pace.share
-        self.number: int = torch.ops.tessera.overlay_make(*patch_arguments(exchanges))
+        self.number: int = torch.ops.tessera.overlay_make_aside(
+            *patch_arguments(exchanges), self._share, pace.left_s
+        )
         self.close = weakref.finalize(self, torch.ops.tessera.overlay_drop, self.number)
         """Let go of the rows; after `show`, once no pass runs that began before the end of `write`."""
-        torch.ops.tessera.overlay_keep_aside(self.number, self._share, pace.left_s)
 
     def show(self, *, beside: bool = False) -> None:
         """From now on passes read the new rows; while none runs.
