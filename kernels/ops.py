@@ -70,6 +70,10 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``exchange_rows_of(storages, rows, values, offsets, strides)``
     `exchange_rows` of one after the other in one call, which changes nothing where any of them would be refused.
     No graph of a package may call it.  CPU only.
+``restore_rows(storages, rows, values, offsets, strides, threads)``
+    The same bytes of rows become those of ``values``, which do not change: what `exchange_rows_of` one after the other with
+    these arguments leaves in the storages.  Several commits are taken back so, in an order that memory is fast in and on
+    ``threads`` threads at most.  No graph of a package may call it.  CPU only.
 ``touch_rows_of(storages, rows, values, offsets, strides)``
     Changes no byte, but has the pages of the rows that `exchange_rows_of` with the same arguments will exchange written to and
     the rows in the caches, so that it takes less time; others may read the storages meanwhile.  No graph of a package

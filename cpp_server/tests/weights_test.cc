@@ -116,6 +116,66 @@ TEST(RecordPlacesTest, EveryRecordIsAtItsOwnAddress) {
   EXPECT_EQ(sum, 1 + 10 + 8);
 }
 
+// Some rows of one table, or of all, in a record.
+Patch rows_of(const std::string& record, std::mt19937& random, std::size_t rows, std::size_t width,
+              bool all) {
+  std::vector<std::uint32_t> chosen;
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    if (all || random() % 3 == 0) chosen.push_back(row);
+  }
+  Patch patch;
+  patch.info = {.record = record,
+                .table = "t",
+                .stride = width,
+                .width = width,
+                .count = chosen.size(),
+                .rows = all ? "" : "rows/0",
+                .bytes = "bytes/0"};
+  const auto numbers = std::as_bytes(std::span(chosen));
+  if (!all) patch.rows.assign(numbers.begin(), numbers.end());
+  patch.bytes.resize(chosen.size() * width);
+  for (std::byte& byte : patch.bytes) byte = static_cast<std::byte>(random());
+  return patch;
+}
+
+TEST(HostWeightsTest, ManyCommitsAreTakenBackAtOnce) {
+  constexpr std::size_t kRows = 20'000;
+  std::mt19937 random(3);
+  std::vector<std::byte> table(kRows * 4096);  // of several parts, for several threads
+  std::vector<std::byte> dense(64);
+  for (std::byte& byte : table) byte = static_cast<std::byte>(random());
+  const std::vector<std::byte> before = table;
+  HostWeights weights({{"data/0", table}, {"data/1", dense}});
+  std::vector<std::shared_ptr<StagedPatches>> newest_first;
+  std::vector<std::byte> after_first;
+  for (int commit = 0; commit < 4; ++commit) {
+    std::vector<Patch> patches;
+    patches.push_back(rows_of("data/0", random, kRows, 4096, /*all=*/false));
+    patches.push_back(rows_of("data/1", random, 16, 4, /*all=*/true));
+    // Within the first one, so that their order counts.
+    if (commit == 3) patches.push_back(rows_of("data/0", random, 5, 100, /*all=*/false));
+    std::shared_ptr<StagedPatches> staged = weights.stage(std::move(patches));
+    if (commit % 2 == 0) staged->prepare();
+    staged->swap();
+    staged->settle();
+    if (commit == 0) {
+      after_first = table;
+    } else {
+      newest_first.insert(newest_first.begin(), std::move(staged));
+    }
+    if (commit == 2) {
+      EXPECT_NE(table, after_first);
+      weights.take_back(newest_first);
+      EXPECT_EQ(table, after_first);
+      for (const auto& one : newest_first) one->settle();
+      newest_first.clear();
+    }
+  }
+  weights.take_back(newest_first);
+  EXPECT_EQ(table, after_first);
+  EXPECT_NE(table, before);
+}
+
 TEST(RecordPlacesTest, FollowsRecordsToTheirDevices) {
   Opened opened;
   std::vector<std::string> names;

@@ -6,12 +6,14 @@
 // batch is computed, and each call of an operator gives the interpreter's lock away and waits for
 // it again. `touch_rows_aside` does what a server does beside answering, in pieces with pauses, in
 // one call for the same reason: a thread that stands back for others and takes that lock a hundred
-// times may be without a CPU while it has it, and then all others wait for it.
+// times may be without a CPU while it has it, and then all others wait for it. `restore_rows` takes
+// several commits back at once (row_restore.h).
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "binding_rows.h"
@@ -31,6 +33,19 @@ void exchange_rows_of(at::TensorList storages, at::TensorList rows, at::TensorLi
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i].exchange(static_cast<std::byte*>(values[i].mutable_data_ptr()));
   }
+}
+
+void restore_rows(at::TensorList storages, at::TensorList rows, at::TensorList values,
+                  at::IntArrayRef offsets, at::IntArrayRef strides, int64_t threads) {
+  TORCH_CHECK(threads >= 1, "threads: ", threads, ", expected at least 1");
+  const std::vector<Rows> all = checked(storages, rows, values, offsets, strides);
+  std::vector<OldRows> old;
+  old.reserve(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].count() == 0) continue;
+    old.push_back(all[i].old(static_cast<const std::byte*>(values[i].const_data_ptr())));
+  }
+  write_old_rows(std::move(old), static_cast<std::size_t>(threads));
 }
 
 void touch_rows_of(at::TensorList storages, at::TensorList rows, at::TensorList values,
@@ -68,6 +83,7 @@ void touch_rows_aside(at::TensorList storages, at::TensorList rows, at::TensorLi
 TORCH_LIBRARY_IMPL(tessera, CPU, m) {
   m.impl("exchange_rows", tessera::exchange_rows);
   m.impl("exchange_rows_of", tessera::exchange_rows_of);
+  m.impl("restore_rows", tessera::restore_rows);
   m.impl("touch_rows_of", tessera::touch_rows_of);
   m.impl("touch_rows_aside", tessera::touch_rows_aside);
 }

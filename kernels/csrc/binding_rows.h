@@ -10,6 +10,7 @@
 
 #include "pauses.h"
 #include "row_exchange.h"
+#include "row_restore.h"
 
 namespace tessera {
 
@@ -63,6 +64,18 @@ class Rows {
       exchange_rows_at(static_cast<std::size_t>(count_), static_cast<std::size_t>(width_), row_at,
                        values);
     });
+  }
+
+  // The same rows with what they are to have again; there is at least one.
+  OldRows old(const std::byte* values) const {
+    const bool narrow = rows32_ != nullptr;
+    return {.begin = begin_,
+            .stride = stride(),
+            .width = width(),
+            .count = count(),
+            .values = values,
+            .numbers = narrow ? static_cast<const void*>(rows32_) : rows64_,
+            .number_bytes = narrow ? sizeof *rows32_ : sizeof *rows64_};
   }
 
   std::byte* begin() const { return begin_; }

@@ -63,6 +63,9 @@ TORCH_LIBRARY(tessera, m) {
       "exchange_rows_of(Tensor(a!)[] storages, Tensor[] rows, Tensor(b!)[] values, int[] offsets, "
       "int[] strides) -> ()");
   m.def(
+      "restore_rows(Tensor(a!)[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
+      "int[] strides, int threads) -> ()");
+  m.def(
       "touch_rows_of(Tensor[] storages, Tensor[] rows, Tensor[] values, int[] offsets, "
       "int[] strides) -> ()");
   m.def(

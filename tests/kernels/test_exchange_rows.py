@@ -139,13 +139,82 @@ def test_one_patch_that_lies_outside_leaves_all_as_they_were(place):
     before = copied(patches)
     patches[1][place] = patches[1][place] + 1000
     aside = partial(torch.ops.tessera.touch_rows_aside, share=0.5, seconds=60.0)
-    for operator in (torch.ops.tessera.exchange_rows_of, torch.ops.tessera.touch_rows_of, aside):
+    restore = partial(torch.ops.tessera.restore_rows, threads=2)
+    exchange, touch = torch.ops.tessera.exchange_rows_of, torch.ops.tessera.touch_rows_of
+    for operator in (exchange, touch, aside, restore):
         with pytest.raises(RuntimeError, match="expected more than"):
             operator(*patches)
         with pytest.raises(RuntimeError, match="3 storages, 2 rows"):
             operator(patches[0], patches[1][:2], *patches[2:])
     for found, kept in zip(patches[0] + patches[2], before[0] + before[2], strict=True):
         assert torch.equal(found, kept)
+
+
+def commits_of(generator, storages, tables, count):
+    """Patches of ``count`` commits, one after the other: some rows of each table ``(storage, offset, rows, width, stride)``."""
+    patches = [], [], [], [], []
+    for commit in range(count):
+        for number, offset, rows, width, stride in tables:
+            some = int(torch.randint(0, rows + 1, (), generator=generator))
+            chosen = torch.randperm(rows, generator=generator)[:some].sort().values
+            values = torch.randint(0, 256, (some, width), dtype=torch.uint8, generator=generator)
+            of_either_type = chosen.int() if (commit + number) % 2 else chosen
+            of_all = (storages[number], of_either_type, values, offset, stride)
+            for one, of_it in zip(patches, of_all, strict=True):
+                one.append(of_it)
+    return patches
+
+
+TABLES = {
+    "apart": [(0, 8, 300, 20, 24), (0, 8000, 40, 132, 132), (1, 0, 9, 300, 300)],
+    # Scales beside the rows, and a table within which another one begins.
+    "within each other": [(0, 0, 300, 20, 24), (0, 20, 300, 4, 24), (0, 7000, 60, 40, 44)],
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("tables", TABLES.values(), ids=TABLES)
+def test_many_commits_are_taken_back_in_one_call(tables, threads):
+    generator = torch.Generator().manual_seed(9)
+    storages = [torch.randint(0, 256, (14_000,), dtype=torch.uint8, generator=generator)] * 2
+    storages[1] = storages[1][:2700].clone()
+    before = [one.clone() for one in storages]
+    patches = commits_of(generator, storages, tables, count=7)
+    torch.ops.tessera.exchange_rows_of(*patches)
+    assert not torch.equal(storages[0], before[0])
+    undo = tuple(one[::-1] for one in patches)
+    kept = [one.clone() for one in undo[2]]
+    torch.ops.tessera.restore_rows(*undo, threads)
+    for found, right in zip(storages, before, strict=True):
+        assert torch.equal(found, right)
+    for found, right in zip(undo[2], kept, strict=True):
+        assert torch.equal(found, right)
+
+
+def test_commits_of_a_table_of_several_parts_are_taken_back_by_several_threads():
+    """Of 100 MB, so that each thread gets some of it; the rows at the ends of parts are in all commits."""
+    generator = torch.Generator().manual_seed(10)
+    rows, width = 100_000, 1000
+    storage = torch.randint(0, 256, (rows * width,), dtype=torch.uint8, generator=generator)
+    before = storage.clone()
+    ends = torch.cat([torch.arange(end - 1, rows, end) for end in (2097, 33554, 1 << 15, rows)])
+    patches = [], [], [], [], []
+    for _ in range(5):
+        chosen = torch.cat([ends, ends[:-1] + 1, torch.randperm(rows, generator=generator)[:900]])
+        chosen = chosen[chosen < rows].unique()
+        values = torch.randint(0, 256, (len(chosen), width), dtype=torch.uint8, generator=generator)
+        for one, of_it in zip(patches, (storage, chosen, values, 0, width), strict=True):
+            one.append(of_it)
+    torch.ops.tessera.exchange_rows_of(*patches)
+    assert not torch.equal(storage, before)
+    torch.ops.tessera.restore_rows(*(one[::-1] for one in patches), 4)
+    assert torch.equal(storage, before)
+
+
+def test_threads_are_needed_to_take_commits_back():
+    patches = several(torch.Generator().manual_seed(8))
+    with pytest.raises(RuntimeError, match="threads: 0, expected at least 1"):
+        torch.ops.tessera.restore_rows(*patches, 0)
 
 
 def resident_bytes():

@@ -43,17 +43,6 @@ Duration pauses_left(const std::string& path) {
   return std::clamp<Duration>(kPauses - age, Duration::zero(), kPauses);
 }
 
-// All of them, in their order, or none.
-void swap_all(const std::vector<std::shared_ptr<StagedPatches>>& all) {
-  std::size_t done = 0;
-  try {
-    for (; done < all.size(); ++done) all[done]->swap();
-  } catch (...) {
-    while (done > 0) all[--done]->swap();
-    throw;
-  }
-}
-
 }  // namespace
 
 class FollowedVersion::Urgent {
@@ -324,7 +313,7 @@ FollowedVersion::Outcome FollowedVersion::go_back(CommitNumber to) {
   const TimePoint begin = clock_.now();
   {
     const ExclusiveHold hold(model_.commits.lock);
-    swap_all(*undo);
+    model_.runner.weights()->take_back(*undo);
     model_.commits.commit = to;
     applied_.resize(applied_.size() - undo->size());
   }

@@ -4,7 +4,9 @@
 #include <set>
 #include <utility>
 
+#include "common/cpus.h"
 #include "csrc/row_exchange.h"
+#include "csrc/row_restore.h"
 #include "request/packed.h"
 
 namespace tessera {
@@ -13,6 +15,9 @@ namespace {
 // What is copied between two pauses: rows that lie anywhere, or bytes in a row.
 constexpr std::size_t kRowsAtOnce = 1024;
 constexpr std::size_t kBytesAtOnce = 64U << 10;
+
+// More threads that restore rows would wait for memory together.
+constexpr int kRestoringThreads = 8;
 
 struct Piece {
   std::span<std::byte> place;  // the whole record
@@ -74,6 +79,17 @@ void swap(Piece& piece) {
   }
 }
 
+// What undoes a swap of the piece that is settled.
+OldRows old_rows(const Piece& piece) {
+  const Patch& patch = piece.patch;
+  return {.begin = piece.place.data() + patch.info.offset,
+          .stride = static_cast<std::size_t>(patch.info.stride),
+          .width = static_cast<std::size_t>(patch.info.width),
+          .count = static_cast<std::size_t>(patch.info.count),
+          .values = patch.bytes.data(),
+          .numbers = patch.rows.empty() ? nullptr : patch.rows.data()};
+}
+
 // Pieces are exchanged while nothing is computed, but for those that are laid over their tables
 // with the first swap. No other piece of its record lies within a laid one, so their order does not
 // count.
@@ -126,6 +142,13 @@ class StagedOnHost final : public StagedPatches {
     rows_.reset();
   }
 
+  // What undoes its swap, in the order in which it is to be written.
+  void add_old(std::vector<OldRows>& all) const {
+    for (const std::vector<Piece>* pieces : {&pieces_, &laid_}) {
+      for (const Piece& piece : *pieces) all.push_back(old_rows(piece));
+    }
+  }
+
   std::uint64_t bytes() const override {
     std::uint64_t held = 0;
     for (const std::vector<Piece>* pieces : {&pieces_, &laid_}) {
@@ -174,6 +197,11 @@ bool may_be_laid(const Patch& patch) {
 
 }  // namespace
 
+HostWeights::HostWeights(Places places, LayRows lay_rows)
+    : places_(std::move(places)),
+      lay_rows_(std::move(lay_rows)),
+      threads_(static_cast<std::size_t>(std::min(available_cpus(), kRestoringThreads))) {}
+
 std::optional<std::uint64_t> HostWeights::bytes(const std::string& record) const {
   const auto found = places_.find(record);
   if (found == places_.end()) return std::nullopt;
@@ -193,6 +221,22 @@ std::unique_ptr<StagedPatches> HostWeights::stage(std::vector<Patch> patches, Be
     (laid ? to_lay : pieces).push_back({.place = place, .patch = std::move(patch), .other = {}});
   }
   return std::make_unique<StagedOnHost>(std::move(pieces), std::move(to_lay), lay_rows_);
+}
+
+void Weights::take_back(const std::vector<std::shared_ptr<StagedPatches>>& newest_first) {
+  std::size_t done = 0;
+  try {
+    for (; done < newest_first.size(); ++done) newest_first[done]->swap();
+  } catch (...) {
+    while (done > 0) newest_first[--done]->swap();
+    throw;
+  }
+}
+
+void HostWeights::take_back(const std::vector<std::shared_ptr<StagedPatches>>& newest_first) {
+  std::vector<OldRows> all;
+  for (const auto& staged : newest_first) static_cast<const StagedOnHost&>(*staged).add_old(all);
+  write_old_rows(std::move(all), threads_);
 }
 
 }  // namespace tessera

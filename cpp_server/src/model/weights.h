@@ -82,6 +82,11 @@ class Weights {
   std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) {
     return stage(std::move(patches), Beside::kNothing, [] {});
   }
+
+  // While nothing is computed with the model: undoes swaps of what was staged here, which stand and
+  // are settled, the newest first. What they were is gone then. Throws where there is no memory
+  // for that, and has changed nothing then.
+  virtual void take_back(const std::vector<std::shared_ptr<StagedPatches>>& newest_first);
 };
 
 // New rows of tables that lookups read where they were staged, until they are written: swap takes
@@ -110,18 +115,19 @@ class HostWeights final : public Weights {
   using Places = std::map<std::string, std::span<std::byte>>;
 
   // `lay_rows`: null where tables' rows are read by others than lookups that know of laid ones.
-  explicit HostWeights(Places places, LayRows lay_rows = nullptr)
-      : places_(std::move(places)), lay_rows_(std::move(lay_rows)) {}
+  explicit HostWeights(Places places, LayRows lay_rows = nullptr);
 
   std::optional<std::uint64_t> bytes(const std::string& record) const override;
   bool on_host() const override { return true; }
   using Weights::stage;
   std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches, Beside beside,
                                        const std::function<void()>& between) override;
+  void take_back(const std::vector<std::shared_ptr<StagedPatches>>& newest_first) override;
 
  private:
   const Places places_;
   const LayRows lay_rows_;
+  const std::size_t threads_;  // that take commits back
 };
 
 }  // namespace tessera

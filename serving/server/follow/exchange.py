@@ -1,7 +1,7 @@
 """Bytes of records in this process's memory, or on devices, that change places with those of a commit.
 
 What is left in the commit's memory afterwards is what undoes it: `torch.ops.tessera.exchange_rows`, on GPUs
-`DeviceExchange`.
+`DeviceExchange`.  Several commits are undone in one call, which writes the rows of all to one part of a table after the other.
 """
 
 from __future__ import annotations
@@ -83,6 +83,22 @@ def exchange_all(exchanges: Sequence[AnyExchange]) -> None:
         raise
 
 
+def take_back_all(exchanges: Sequence[AnyExchange], threads: int) -> None:
+    """Undo all that were run, given in the opposite order, or none; on the CPU on ``threads`` threads at most.
+
+    What those of the CPU hold does not change, so they cannot be run again.
+    """
+    host, device = _on_host(exchanges), on_devices(exchanges)
+    exchange_all(device)
+    if not host:
+        return
+    try:
+        torch.ops.tessera.restore_rows(*patch_arguments(host), threads)
+    except BaseException:
+        exchange_all(device[::-1])
+        raise
+
+
 def prepare(exchanges: Sequence[AnyExchange], pace: Pace) -> None:
     """Do beside serving what would make the first exchange take longer.
 
@@ -117,7 +133,7 @@ def on_devices(exchanges: Sequence[AnyExchange]) -> list[DeviceExchange]:
 
 
 def patch_arguments(exchanges: Sequence[Exchange]) -> tuple[list[Any], ...]:
-    """The arguments of ``exchange_rows_of`` and ``touch_rows_of``, and the first ones of ``touch_rows_aside`` and ``overlay_make_aside``."""
+    """The arguments of ``exchange_rows_of`` and ``touch_rows_of``, and the first ones of the operators that take more."""
     return (
         [one.memory for one in exchanges],
         [one.rows for one in exchanges],

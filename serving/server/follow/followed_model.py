@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tessera.cpus import usable_cpus
 from tessera.kernels.ops import load as load_operators
 from tessera.serving.commits.file import CommitError, ReadCommit
 from tessera.serving.package.commit import Patch
@@ -39,9 +40,13 @@ from tessera.serving.server.follow.exchange import (
     exchange_all,
     on_devices,
     prepare,
+    take_back_all,
 )
 from tessera.serving.server.follow.row_overlay import RowOverlay, rows_apart
 from tessera.serving.server.follow.two_instances import TwoInstances
+
+_RESTORING_THREADS = 8
+"""More would wait for memory together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +128,7 @@ class FollowedModel:
         self._memory = memory
         self._sizes = sizes
         self._verify_golden = verify_golden
+        self._threads = min(usable_cpus(), _RESTORING_THREADS)
         self._overlays = overlays
 
     def stage(
@@ -293,16 +299,15 @@ class FollowedModel:
             raise CommitError(path, f"cannot be called: {last_line(error)}", "golden") from error
 
     def take_back(self, undone: Sequence[UndoRecord], commit: int) -> None:
-        """Undo commits, the newest first, together; the state is then that of ``commit``."""
+        """Undo commits, the newest first, together; the state is then that of ``commit``, and the records are of no use any more."""
+        exchanges = [one for record in undone for one in reversed(record.exchanges)]
         with self.lock.exclusive():
-            for record in undone:
-                exchange_all(record.exchanges[::-1])
+            take_back_all(exchanges, self._threads)
             self._see(commit)
-        for record in undone:
-            if self._instances is not None:
-                self._instances.equalize(record.exchanges)
-            for exchange in on_devices(record.exchanges):
-                exchange.compact()
+        if self._instances is not None:
+            self._instances.equalize(exchanges)
+        for exchange in on_devices(exchanges):
+            exchange.compact()
 
 
 def _rows(read: ReadCommit, patch: Patch) -> Tensor:
