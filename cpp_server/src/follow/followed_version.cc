@@ -27,20 +27,23 @@ constexpr Duration kReloadPatience = std::chrono::seconds(30);
 
 // A commit is read and staged with pauses until its file has had its name for so long: one that is
 // late is not made later.
-constexpr Duration kPauses = std::chrono::milliseconds(500);
+constexpr Duration kStagingPauses = std::chrono::milliseconds(500);
+// Then what the swap has left is done with pauses until it has had its name for so long: the next
+// commit waits for the end of that.
+constexpr Duration kFinishingPauses = std::chrono::milliseconds(750);
 // Of a CPU, and over how long, what is too little to stage a commit while CPUs have nothing else to
 // do.
 constexpr Patience kIdlePatience{.share = 0.02, .length = std::chrono::milliseconds(100)};
 
-// What is left of that for the file at `path`. A clock that was wrong when the file got its name
+// What is left of `most` for the file at `path`. A clock that was wrong when the file got its name
 // makes it none, or all.
-Duration pauses_left(const std::string& path) {
+Duration pauses_left(const std::string& path, Duration most) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return Duration::zero();
   const auto named = std::chrono::seconds(status.st_ctim.tv_sec) +
                      std::chrono::nanoseconds(status.st_ctim.tv_nsec);
   const auto age = std::chrono::system_clock::now().time_since_epoch() - named;
-  return std::clamp<Duration>(kPauses - age, Duration::zero(), kPauses);
+  return std::clamp<Duration>(most - age, Duration::zero(), most);
 }
 
 }  // namespace
@@ -158,7 +161,8 @@ FollowedVersion::Outcome FollowedVersion::take(CommitNumber number, const Fence&
     refuse(number, {"memory", "there is no memory for it"}, file, /*again=*/true);
     return Outcome::kIdle;
   }
-  finish(*staged.patches);
+  finish(*staged.patches,
+         pauses_left(text(log_folder_, "/", commit_name(number)), kFinishingPauses));
   model_.metrics.apply.observe(seconds(took));
   model_.metrics.rows.fetch_add(rows, std::memory_order_relaxed);
   settle();
@@ -209,7 +213,8 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
   const Weights& weights = *model_.runner.weights();
   Pace pace;
   // Before it answers there is nobody to make room for.
-  const TimePoint until = clock_.now() + (shown_ ? pauses_left(path) : Duration::zero());
+  const TimePoint until =
+      clock_.now() + (shown_ ? pauses_left(path, kStagingPauses) : Duration::zero());
   const std::function<void()> between = [&] {
     go_on(starved);
     if (clock_.now() < until) pace.rest();
@@ -248,10 +253,10 @@ Duration FollowedVersion::write(Staged& staged) {
   return clock_.now() - begin;
 }
 
-void FollowedVersion::finish(StagedPatches& patches) {
+void FollowedVersion::finish(StagedPatches& patches, Duration pauses) {
   if (patches.unfinished()) {
     // The next commit, and who wants to take this one back, wait for the end.
-    const TimePoint until = clock_.now() + kPauses;
+    const TimePoint until = clock_.now() + pauses;
     stand_aside([&] {
       Pace pace;
       bool more = true;

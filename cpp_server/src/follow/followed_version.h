@@ -131,8 +131,8 @@ class FollowedVersion {
   // How long nothing else was computed.
   Duration write(Staged& staged) TESSERA_REQUIRES(mutex_);
   void replay(const Staged& staged);
-  // What a commit that stands has left to do, beside serving.
-  void finish(StagedPatches& patches);
+  // What a commit that stands has left to do, beside serving, for so long with pauses.
+  void finish(StagedPatches& patches, Duration pauses);
   void refuse(CommitNumber number, const CommitRefusal& refusal, const Fingerprint& file,
               bool again = false) TESSERA_REQUIRES(mutex_);
   bool refused_before(CommitNumber number, const Fingerprint& file) const TESSERA_REQUIRES(mutex_);

@@ -193,8 +193,12 @@ class FollowedModel:
             )
         return [place for places in found for place in places]
 
-    def put_in(self, staged: StagedCommit) -> float:
+    def put_in(self, staged: StagedCommit, *, pauses_end_s: float = 0.0) -> float:
         """Make the commit part of the state, or leave the state as it was; returns for how many seconds passes had to wait.
+
+        Args:
+            staged: by `stage`.
+            pauses_end_s: seconds of ``time.monotonic``; until then rows are written with pauses.
 
         Raises:
             CommitError: the model does not give the commit's golden answers.
@@ -205,7 +209,7 @@ class FollowedModel:
         if seconds is None:
             seconds = self._put_in_alone(staged)
         if overlay is not None:
-            overlay.write()
+            overlay.write(pauses_end_s - time.monotonic())
             self.lock.wait_for_passes()  # those that began before may still read it
             overlay.close()
         return seconds

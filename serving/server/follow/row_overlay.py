@@ -18,9 +18,6 @@ from tessera.serving.package.commit import Patch
 from tessera.serving.package.pace import Pace
 from tessera.serving.server.follow.exchange import Exchange, patch_arguments
 
-_PAUSES_S = 0.5
-"""For so long the writing of rows pauses for others: the next commit waits for its end."""
-
 
 def rows_apart(read: ReadCommit) -> set[Patch]:
     """The patches of tables' rows that can be laid over them: those of records in which no two patches lie within each other.
@@ -78,6 +75,6 @@ class RowOverlay:
         """From now on they read what the tables had; while none runs."""
         torch.ops.tessera.overlay_take_back(self.number)
 
-    def write(self) -> None:
-        """Bring the rows into their tables beside the passes; blocks."""
-        torch.ops.tessera.overlay_write_aside(self.number, self._share, _PAUSES_S)
+    def write(self, pause_s: float) -> None:
+        """Bring the rows into their tables beside the passes, with pauses for so many seconds, if any; blocks."""
+        torch.ops.tessera.overlay_write_aside(self.number, self._share, pause_s)

@@ -41,8 +41,11 @@ MAX_COMMIT_FILE_BYTES = 4 << 30
 
 _AGAIN_S = 5.0
 
-_PAUSES_S = 0.5
+_STAGING_PAUSES_S = 0.5
 """A commit is read and staged with pauses until its file has had its name for so long: one that is late is not made later."""
+
+_WRITING_PAUSES_S = 0.75
+"""Then its rows are written with pauses until it has had its name for so long: the next commit waits for the end of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,12 +255,14 @@ class VersionLog:
         if past is not None and past.seen == seen and time.monotonic() < past.again:
             raise _StoppedError(number, past.reason, past.message, seen, past.again)
         try:
-            staged = self._staged(path, number, fence)
+            staged, named_s = self._staged(path, number, fence)
             if (
                 self._fence() != fence
             ):  # reading may have taken long, and it may be fenced off by now
                 return Step(did=Did.NOTHING, commit=self.commit, before=self.commit)
-            seconds = self.followed.put_in(staged)
+            seconds = self.followed.put_in(
+                staged, pauses_end_s=time.monotonic() + self._pause_s(named_s, _WRITING_PAUSES_S)
+            )
         except CommitError as error:
             # What the system could not read says nothing about the file.
             unread = isinstance(error.__cause__, OSError)
@@ -283,14 +288,14 @@ class VersionLog:
             did=Did.TOOK, commit=number, before=before, rows=sum(rows.values()), seconds=seconds
         )
 
-    def _staged(self, path: Path, number: int, fence: Fence) -> StagedCommit:
-        """The commit in ``path``, which is the next one, ready to be put in."""
+    def _staged(self, path: Path, number: int, fence: Fence) -> tuple[StagedCommit, float]:
+        """The commit in ``path``, which is the next one, ready to be put in; and when the file got its name, seconds since 1970."""
         status = path.stat()
         size = status.st_size
         if size > MAX_COMMIT_FILE_BYTES:
             words = f"has {size} bytes, the limit is {MAX_COMMIT_FILE_BYTES}"
             raise CommitError(path, words, "memory")
-        pause_s = self._pause_s(status.st_ctime)
+        pause_s = self._pause_s(status.st_ctime, _STAGING_PAUSES_S)
         pace = Pace(pause_s)
         if self._reader is None:
             read = read_commit(path, self._trusted_keys, pace if pause_s else None)
@@ -299,13 +304,14 @@ class VersionLog:
         found = refusal(read.commit, read.sha256, named=number, state=self._state(), fence=fence)
         if found is not None:
             raise CommitError(path, found[1], found[0])
-        return self.followed.stage(path, read, pace, beside_others=self.beside_others)
+        staged = self.followed.stage(path, read, pace, beside_others=self.beside_others)
+        return staged, status.st_ctime
 
-    def _pause_s(self, named_s: float) -> float:
+    def _pause_s(self, named_s: float, most_s: float) -> float:
         """How long others may be made room for, where the commit's file got its name at ``named_s`` since 1970."""
         if not self.beside_others:
             return 0.0
-        return min(max(_PAUSES_S - (time.time() - named_s), 0.0), _PAUSES_S)
+        return min(max(most_s - (time.time() - named_s), 0.0), most_s)
 
     def _state(self) -> LogState:
         return LogState(
