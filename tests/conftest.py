@@ -10,10 +10,8 @@ import random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, register_random, settings
 
-from tessera.serving.packaging.trace import generated_code_forgotten
 from tests.slow_files import slow_files_first
 
 # What the collection of tests makes stays: the collector of garbage need not look through it, then or later.
@@ -29,18 +27,27 @@ settings.load_profile("same")  # pytest's --hypothesis-profile, read after this,
 
 
 class TorchRandom:
-    """torch's generator, for hypothesis to set before each example, as it does with Python's."""
+    """torch's generator, for hypothesis to set before each example, as it does with Python's.
+
+    torch is imported by those who run tests: the process that deals them out begins without those seconds.
+    """
 
     def __init__(self):
         self.base = 0
 
     def seed(self, number):
+        import torch
+
         torch.manual_seed(self.base + number)
 
     def getstate(self):
+        import torch
+
         return torch.get_rng_state()
 
     def setstate(self, state):
+        import torch
+
         torch.set_rng_state(state)
 
 
@@ -69,6 +76,8 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="module")
 def _traces_stay_fast():
+    from tessera.serving.packaging.trace import generated_code_forgotten
+
     with generated_code_forgotten():
         yield
 

@@ -1,11 +1,13 @@
 """``python -m tessera``, and ``python -c`` of code that uses it, started many times: forked from a process that has imported what it imports.
 
-Importing torch takes a program three seconds of a CPU and more, longer than what most tests look at.  What
-`start` and `run` give is a process of its own, with its own memory, arguments, environment and files, that runs
-``tessera``'s main program, or the code, to its end, whatever that is; all that it has not done itself is to load the libraries
-and compile the sources.  As libraries read the environment when they are loaded, there is such a process for each
-environment, from the second program on that has it; the first is started anew, but for the very first
-environment's.  What a program does from its first instruction on is for tests that start it by ``subprocess``.
+Importing torch takes a program three seconds of a CPU and more, longer than what most tests look at.  What `start`
+and `run` give is a process of its own, with its own memory, arguments, environment and files, that runs ``tessera``'s
+main program, or the code, to its end, whatever that is, and the interpreter's; all that it has not done itself is to
+load the libraries and compile the sources, and all that it leaves out is what C++ destroys behind the interpreter's
+end, which for torch's thousands of operators takes longer than most programs here.  As libraries read the environment
+when they are loaded, there is such a process for each environment, from the second program on that has it; the first
+is started anew, but for the very first environment's.  What a program does from its first instruction on is for tests
+that start it by ``subprocess``.
 """
 
 import atexit
@@ -233,7 +235,11 @@ def run(arguments, **options):
 
 def _become(given, files):
     """In the child: what a new process begins with."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    c = ctypes.CDLL(None)
+    c.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # What C runs when the interpreter has come to its end, the last first.
+    c.on_exit(c._exit, None)
+    c.__cxa_atexit(c.fflush, None, None)
     for descriptor, number in zip(files, (1, 2), strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -100,3 +101,18 @@ def make_package(
     )
     write_model(model, path, options, columns=columns)
     return path, model
+
+
+_kept: dict[str, bytes] = {}
+
+
+def package_file(folder: Path, **options: Any) -> Path:
+    """The file of a small package as `make_package` writes it, which this process makes once of the same options."""
+    key = repr(sorted(options.items()))
+    if key in _kept:
+        path = folder / f"{options.get('name', 'model')}-{options.get('version', '1')}.pt"
+        path.write_bytes(_kept[key])
+        return path
+    path, _ = make_package(folder, **options)
+    _kept[key] = path.read_bytes()
+    return path

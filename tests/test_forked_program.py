@@ -70,6 +70,13 @@ def test_code_runs_in_the_place_of_tessera():
     told = forked_program.run(["one", 2], code=code)
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout == "__main__ ['-c', 'one', '2'] 1\n"
+    # Threads are waited for and what is to be done at the end is done, and what C has not written yet is written.
+    code = "import atexit, ctypes, sys, threading, time\natexit.register(print, 'end')\n"
+    code += "ctypes.CDLL(None).puts(b'C')\n"
+    code += "threading.Thread(target=lambda: print(time.sleep(0.1))).start()\nsys.exit(7)"
+    told = forked_program.run([], code=code)
+    assert (told.returncode, told.stderr) == (7, "")
+    assert sorted(told.stdout.split()) == ["C", "None", "end"]
     told = forked_program.run([], code="x = {}\nx['none']")
     assert told.returncode == 1
     assert told.stderr.endswith("KeyError: 'none'\n")

@@ -129,10 +129,14 @@ class ServerProcess:
         self.log: list[dict[str, Any]] = []
         command = [*program, *arguments]
         command += ["--host", "127.0.0.1", "--port", "0", "--http-port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = self._begun(command)
         self._ready = threading.Event()
         self._rest: list[str] = []
         self._reader = threading.Thread(target=self._read, name="server-log", daemon=True)
+
+    @staticmethod
+    def _begun(command: Sequence[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def _read(self) -> None:
         assert self.process.stderr is not None

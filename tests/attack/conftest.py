@@ -8,7 +8,7 @@ from tests.attack.watching import PoliteClient
 from tests.conformance.conformance_harness import RunningServer, cpp_program
 from tests.conformance.conftest import Drawn
 from tests.conformance.test_bounded_memory import FLAGS
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 
 NO_CPP = pytest.mark.skipif(
     cpp_program() is None, reason="the C++ server is not built (make build)"
@@ -17,7 +17,7 @@ NO_CPP = pytest.mark.skipif(
 
 @pytest.fixture(scope="session")
 def attacked_package(tmp_path_factory):
-    return make_package(tmp_path_factory.mktemp("attack"))[0]
+    return package_file(tmp_path_factory.mktemp("attack"))
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from tessera.serving.package.signing import generate_keys, read_private_key, sig
 from tessera.serving.server.config import ModelSource
 from tessera.serving.server.model.loader import PackageLoader
 from tests.conformance.conformance_harness import CPP_PROGRAM
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 
 ALLOWED_BYTES = 64 << 20
 
@@ -170,7 +170,7 @@ class Package:
 
 def good_packages(folder: Path) -> list[Package]:
     """One without a signature and one that is signed and has to be."""
-    path, _ = make_package(folder)
+    path = package_file(folder)
     private, public = folder / "key.pem", folder / "key.pub.pem"
     generate_keys(private, public)
     signed = folder / "signed.pt"

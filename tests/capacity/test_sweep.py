@@ -16,7 +16,7 @@ from tessera.serving.capacity.policy import BatchLimits
 from tessera.serving.capacity.sweep import Simulated, size
 from tessera.serving.package.records import Records
 from tests.capacity.test_calibration import made_up
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 
 US = 1e-6
 
@@ -70,7 +70,7 @@ def test_a_limit_that_no_rate_holds_is_refused():
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """A package, with costs beside it that are made up."""
-    path, _ = make_package(tmp_path_factory.mktemp("capacity"))
+    path = package_file(tmp_path_factory.mktemp("capacity"))
     manifest = Records(path).manifest()
     costs = made_up(model=manifest.name, model_version=manifest.version)
     costs.write(path.with_suffix(".costs.json"))
@@ -142,6 +142,6 @@ def test_costs_of_another_model_or_none_are_refused(measured, tmp_path, capsys):
     assert "version other" in capsys.readouterr().err
     assert main([*command, "--costs", str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
-    alone, _ = make_package(tmp_path)
+    alone = package_file(tmp_path)
     assert main(["capacity", "--package", str(alone), *ASKED]) == 2
     assert "tessera-load --calibrate" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from tessera.serving.client import PredictorClient, read_schema
 from tests import REPOSITORY
 from tests.conformance.conformance_harness import MODELS, RunningServer, commands
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.patience import PATIENCE_S
 from tests.toolchains import go_lacks, java_lacks
 
@@ -73,7 +73,7 @@ def program(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    return make_package(tmp_path_factory.mktemp("package"), name="ranker", **MODELS["ranker"])[0]
+    return package_file(tmp_path_factory.mktemp("package"), name="ranker", **MODELS["ranker"])
 
 
 @pytest.fixture(scope="module", params=list(commands()))

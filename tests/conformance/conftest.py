@@ -17,7 +17,7 @@ from tests.conformance.conformance_harness import (
     cpp_program,
 )
 from tests.conformance.live_models import Answers
-from tests.package_factory import make_package
+from tests.package_factory import make_package, package_file
 from tests.packaging.archives import as_version_3
 
 
@@ -50,8 +50,7 @@ def suite_package(request, tmp_path_factory, name):
     folder = request.config.getoption("--packages", None)
     if folder:
         return folder / f"{name}-{MODELS[name].get('version', '1')}.pt"
-    path, _ = make_package(tmp_path_factory.mktemp("conformance"), name=name, **MODELS[name])
-    return path
+    return package_file(tmp_path_factory.mktemp("conformance"), name=name, **MODELS[name])
 
 
 @pytest.fixture(scope="session")

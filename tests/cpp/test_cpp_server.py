@@ -23,7 +23,7 @@ from tessera.serving.capacity.calibration import read_calibration
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
 from tessera.serving.protocol import predictor_pb2 as pb
 from tests.conformance.conformance_harness import CPP_PROGRAM
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.patience import PATIENCE_S
 
 BUILD = CPP_PROGRAM.parent
@@ -42,8 +42,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("cpp"))
-    return path
+    return package_file(tmp_path_factory.mktemp("cpp"))
 
 
 @pytest.mark.parametrize("program", ["unit_tests", "http2_tests", "front_tests", "torch_tests"])
@@ -381,7 +380,7 @@ def test_load_generator_says_what_failed(package):
 
 def test_a_broken_operator_library_is_named(tmp_path):
     """The folder that the operator of the server gives comes before the installed ones."""
-    package, _ = make_package(tmp_path, backend="fbgemm")
+    package = package_file(tmp_path, backend="fbgemm")
     flags = ["--model", package, "--port", "0", "--http-port", "0", "--host", "127.0.0.1"]
     broken = tmp_path / "fbgemm_gpu_tbe_inference.so"
     broken.write_bytes(b"no library")

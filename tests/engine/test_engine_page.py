@@ -11,7 +11,7 @@ import pytest
 from tessera.errors import UserError
 from tessera.serving.engine import EngineOptions, engine_library
 from tests import REPOSITORY
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.patience import PATIENCE_S
 
 PAGE = (REPOSITORY / "docs" / "engine.md").read_text()
@@ -25,7 +25,7 @@ except UserError as missing:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("page")
-    make_package(made)[0].rename(made / "model.pt")
+    package_file(made).rename(made / "model.pt")
     return made
 
 

@@ -13,13 +13,13 @@ from tessera.errors import UserError
 from tessera.serving.client import read_schema
 from tessera.serving.engine import engine_library
 from tests import REPOSITORY
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    return make_package(tmp_path_factory.mktemp("mlperf"))[0]
+    return package_file(tmp_path_factory.mktemp("mlperf"))
 
 
 def test_queries_have_mlperf_s_sizes():

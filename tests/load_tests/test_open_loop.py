@@ -10,7 +10,7 @@ import pytest
 
 from load_tests import open_loop
 from tessera.serving.client import PredictError
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 
 
 def test_constant_arrivals():
@@ -143,14 +143,14 @@ def test_a_missing_package_is_one_line(capsys):
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
-    package, _ = make_package(tmp_path)
+    package = package_file(tmp_path)
     flags = ["--address", "h:1", "--model-file", str(package), "--rate", "1"]
     assert open_loop.main([*flags, "--out", str(package)]) == 2
     assert capsys.readouterr().err == f"open_loop: error: {package}: File exists\n"
 
 
 def test_large_requests_make_a_small_pool(tmp_path, monkeypatch):
-    package, _ = make_package(tmp_path)
+    package = package_file(tmp_path)
     monkeypatch.setattr(open_loop, "POOL_BYTES", 50_000)
     flags = ["--address", "h:1", "--model-file", str(package), "--rate", "1", "--samples", "500"]
     pool = open_loop.draw_requests(open_loop.parse(flags))

@@ -8,13 +8,12 @@ import pytest
 
 from load_tests import run
 from tessera.serving.protocol import predictor_pb2_grpc
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("package"))
-    return path
+    return package_file(tmp_path_factory.mktemp("package"))
 
 
 def test_a_server_of_its_own(package, tmp_path, capfd):

@@ -1,6 +1,7 @@
 """The engine on a Ray cluster of two local nodes, one of them killed midway: the bytes of one process."""
 
 import contextlib
+import importlib.util
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,16 +16,18 @@ from tessera.training.config import load_config
 from tessera.training.data.opening import open_data
 from tessera.training.trainer.fitting import fit_transforms
 from tests.offline.raw_rows import rows, write
-from tests.package_factory import make_package, string_columns
+from tests.package_factory import package_file, string_columns
 from tests.test_partitions import squares
 from tests.transforms.table_runs import write_run
 
-ray = pytest.importorskip("ray")
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A head without cores, and two nodes of one core each."""
+    import ray
     from ray.cluster_utils import Cluster
 
     patch = pytest.MonkeyPatch()
@@ -62,7 +65,7 @@ def test_a_node_that_is_killed_loses_nothing(cluster, tmp_path, monkeypatch):
     assert alone.sizes == spread.sizes
     assert all(torch.equal(value, spread.state[name]) for name, value in alone.state.items())
 
-    package = make_package(tmp_path, columns=string_columns())[0]
+    package = package_file(tmp_path, columns=string_columns())
     path = write(tmp_path / "a.parquet", rows(1500))
     for name, size in (("UNIT_ROWS", 64), ("UNIT_BYTES", 1)):
         monkeypatch.setattr(raw_units, name, size)

@@ -20,14 +20,14 @@ from tessera.training.data.table import convert
 from tessera.training.models.config import ModelConfig
 from tessera.training.models.ranking import build_ranking_model
 from tests.offline.raw_rows import TYPES, plain_scores, rows, same, to_csv, to_table, write
-from tests.package_factory import make_package, string_columns
+from tests.package_factory import package_file, string_columns
 
 ROWS = rows(300)
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    return make_package(tmp_path_factory.mktemp("package"), columns=string_columns())[0]
+    return package_file(tmp_path_factory.mktemp("package"), columns=string_columns())
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tessera.kernels.libraries import LIBRARIES, LibraryError, load_libraries
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.packaging.backends import EACH_BACKEND
 
 
@@ -28,12 +28,10 @@ def _operators() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small package that no test may write to."""
-    path, _ = make_package(tmp_path_factory.mktemp("package"))
-    return path
+    return package_file(tmp_path_factory.mktemp("package"))
 
 
 @pytest.fixture(scope="session", params=EACH_BACKEND)
 def each_package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package like `package`, for each backend."""
-    path, _ = make_package(tmp_path_factory.mktemp("package"), backend=request.param)
-    return path
+    return package_file(tmp_path_factory.mktemp("package"), backend=request.param)

@@ -15,7 +15,7 @@ from tessera.serving.package.layout import ArchiveWriter
 from tessera.serving.package.records import Records
 from tessera.serving.package.storages import DATA_RECORD, byte_storages, resized, storage_bytes
 from tessera.serving.package.torchscript import expected_deprecation
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 
 
 class Part(nn.Module):
@@ -135,7 +135,7 @@ def test_what_lies_as_deep_as_it_may_is_read() -> None:
 
 
 def test_damage_ends_in_a_value_error_and_nothing_else(tmp_path: Path) -> None:
-    path, _ = make_package(tmp_path)
+    path = package_file(tmp_path)
     content = Records(path).read(DATA_RECORD, max_bytes=1 << 20)
     draw = random.Random(0)
     refused = []

@@ -13,7 +13,7 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tests.conformance.conformance_harness import MODELS, RunningServer, commands
 from tests.kserve_messages import DTYPES, infer_request, raw_infer, tensors_of
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.peers import clients
 
 LARGE_SAMPLES = 2_000
@@ -21,7 +21,7 @@ LARGE_SAMPLES = 2_000
 
 def requests_of(folder):
     """A package, and files with a request of one sample and of many."""
-    package, _ = make_package(folder, name="ranker", **MODELS["ranker"])
+    package = package_file(folder, name="ranker", **MODELS["ranker"])
     schema = load_package(package).manifest.schema
     drawer = RequestDrawer(schema, Draw(ids="uniform", bags="uniform", max_bag=20), seed=0)
     files = []

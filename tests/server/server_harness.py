@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -14,11 +15,20 @@ import torch
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.server.background import ServerThread
+from tessera.serving.server.background import ServerProcess, ServerThread
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 from tessera.serving.server.log import make_logger
 from tessera.serving.server.model.loader import LoadedModel, ModelIdentity
+from tests import forked_program
 from tests.patience import PATIENCE_S
+
+
+class ForkedServer(ServerProcess):
+    """The same, of ``tessera serve``, forked where it can be (`forked_program`)."""
+
+    @staticmethod
+    def _begun(command):
+        return forked_program.start(command[3:], stderr=subprocess.PIPE)
 
 
 def feature(name, group="id_list", *, rows=100, hashing="none", out_of_range="reject"):

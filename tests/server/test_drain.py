@@ -18,9 +18,9 @@ from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.log import make_logger
 from tessera.serving.server.server import Server
 from tessera.serving.server.signals import SignalMeaning, SignalReader
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.patience import PATIENCE_S
-from tests.server.server_harness import FakeLoader, config, request, serving, value
+from tests.server.server_harness import FakeLoader, ForkedServer, config, request, serving, value
 
 
 def test_accepted_requests_are_answered_and_new_ones_refused():
@@ -84,8 +84,7 @@ def wait_until(holds):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("package"))
-    return path
+    return package_file(tmp_path_factory.mktemp("package"))
 
 
 def test_sigterm_under_load_loses_no_accepted_request(package):
@@ -132,7 +131,7 @@ def test_second_signal_ends_at_once(package):
         "--drain-limit-s",
         "99",
     ]
-    with ServerProcess(arguments) as server:
+    with ForkedServer(arguments) as server:
         server.process.send_signal(signal.SIGINT)
         wait_until(lambda: any(line["event"] == "drain" for line in server.log))
         heard = time.monotonic()
@@ -187,7 +186,7 @@ def test_sixty_four_loops_hear_nothing_but_answers_and_unavailable(package):
     loops, connections = 64, 16
     outcomes = Counter()
     ended = threading.Event()
-    with ServerProcess(["--model", str(package), "--drain-propagation-ms", "100"]) as server:
+    with ForkedServer(["--model", str(package), "--drain-propagation-ms", "100"]) as server:
         alone = [("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.insecure_channel(server.address, alone) for _ in range(connections)]
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.server.background import ServerProcess
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.patience import PATIENCE_S
-from tests.server.server_harness import f32, i32, request, serving, value
+from tests.server.server_harness import ForkedServer, f32, i32, request, serving, value
 
 FULL = "the server has no memory left for this request; try again later"
 
@@ -69,9 +68,9 @@ def large_request(ids):
 
 
 def test_requests_under_a_limit_of_address_space(tmp_path):
-    path, _ = make_package(tmp_path)
+    path = package_file(tmp_path)
     flags = ["--max-request-ids", "20000000", "--max-message-bytes", "100000000"]
-    with ServerProcess(["--model", str(path), *flags, "--drain-propagation-ms", "0"]) as server:
+    with ForkedServer(["--model", str(path), *flags, "--drain-propagation-ms", "0"]) as server:
         options = [("grpc.max_send_message_length", -1)]
         with grpc.insecure_channel(server.address, options) as channel:
             call = channel.unary_unary("/predictor.Predictor/Predict")

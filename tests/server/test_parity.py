@@ -13,7 +13,7 @@ from tessera.serving.package.runner import HostBatch
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 from tests.patience import PATIENCE_S
 
 SIZES = [*range(1, 34), 47, 64, 65, 100, 127, 128, 200, 255, 256, 300, 511, 512]
@@ -21,8 +21,7 @@ SIZES = [*range(1, 34), 47, 64, 65, 100, 127, 128, 200, 255, 256, 300, 511, 512]
 
 @pytest.fixture(scope="module", params=["dlrm", "dlrm_dcn"])
 def package(request, tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("package"), arch=request.param)
-    return path
+    return package_file(tmp_path_factory.mktemp("package"), arch=request.param)
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,9 @@ from tests.conformance.guarded import TOKEN, Asker, Places
 from tests.conformance.rest_calls import RestClient, rest_request
 from tests.conformance.test_answers import run_in_process
 from tests.kserve_messages import infer_request
-from tests.package_factory import make_package
+from tests.package_factory import make_package, package_file
 from tests.patience import PATIENCE_S
-from tests.server.server_harness import parse_metrics, value
+from tests.server.server_harness import ForkedServer, parse_metrics, value
 from tests.span_collector import SpanCollector
 
 ALONE = [("grpc.use_local_subchannel_pool", 1)]
@@ -46,8 +46,7 @@ CONNECTIONS = 12
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("package"))
-    return path
+    return package_file(tmp_path_factory.mktemp("package"))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def server(package, access_log, collector, records):
     flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
     tracing = ["--otlp-endpoint", collector.url, "--trace-share", "0"]
     telling = ["--access-log", str(access_log), "--record", str(records), "--record-share", "1"]
-    with ServerProcess([*flags, *tracing, *telling]) as running:
+    with ForkedServer([*flags, *tracing, *telling]) as running:
         yield running
         assert running.terminate() == 0
 
@@ -158,7 +157,7 @@ def test_the_page_has_the_families_of_one_process_and_counts_restarts(server, pa
     def families(of):
         return set(re.findall(r"^# TYPE (\S+) (\S+)", page(of), re.MULTILINE))
 
-    with ServerProcess(["--model", str(package), "--drain-propagation-ms", "0"]) as alone:
+    with ForkedServer(["--model", str(package), "--drain-propagation-ms", "0"]) as alone:
         more = families(server) - families(alone)
         assert families(alone) <= families(server)
     assert more == {("tessera_worker_restarts_total", "counter")}
@@ -206,7 +205,7 @@ def test_tables_are_in_memory_once(large_package):
     table_bytes = sum(table.bytes for table in manifest.tables)
     content = encode_request(RequestDrawer(read_schema(large_package), seed=0).samples(500))
     flags = ["--model", str(large_package), "--processes", "3", "--drain-propagation-ms", "0"]
-    with ServerProcess(flags) as running, Clients(running) as calls:
+    with ForkedServer(flags) as running, Clients(running) as calls:
         for call in calls:
             call(content, timeout=PATIENCE_S)
         private = [
@@ -252,7 +251,7 @@ def under_load(server, calls, content, action):
 
 def test_a_worker_that_is_killed_is_replaced_and_its_counts_stay(package, messages):
     flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
-    with ServerProcess(flags) as running, Clients(running) as calls:
+    with ForkedServer(flags) as running, Clients(running) as calls:
 
         def kill_one(outcomes):
             first = started(running)
@@ -300,7 +299,7 @@ def test_sigterm_under_load_loses_no_accepted_request(package, messages):
 
 
 def test_sigterm_while_loading_ends_with_0(large_package):
-    running = ServerProcess(["--model", str(large_package), "--processes", "2"])
+    running = ForkedServer(["--model", str(large_package), "--processes", "2"])
     running._reader.start()
     wait_until(lambda: any(line["event"] == "load" for line in running.log))
     assert running.terminate() == 0
@@ -309,7 +308,7 @@ def test_sigterm_while_loading_ends_with_0(large_package):
 
 
 def test_without_its_supervisor_nothing_stays(package):
-    running = ServerProcess(["--model", str(package), "--processes", "2"])
+    running = ForkedServer(["--model", str(package), "--processes", "2"])
     with running:
         pids = started(running).values()
         running.process.kill()
@@ -456,7 +455,7 @@ def test_tokens_and_certificates_guard_every_process(package, messages, tmp_path
     flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
     flags += ["--tls-cert", str(places.cert), "--tls-key", str(places.key)]
     flags += ["--tls-client-ca", str(places.ca), "--auth-token-file", str(places.tokens)]
-    with ServerProcess(flags) as running:
+    with ForkedServer(flags) as running:
         asked = SimpleNamespace(
             address=running.address, http_address=f"127.0.0.1:{running.http_port}"
         )

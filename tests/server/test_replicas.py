@@ -9,7 +9,7 @@ from tessera.errors import UserError
 from tessera.serving.server.config import ModelSource
 from tessera.serving.server.model.loader import PackageLoader
 from tessera.serving.server.model.replicas import Replicas, devices_of_replicas
-from tests.package_factory import make_package
+from tests.package_factory import make_package, package_file
 from tests.patience import PATIENCE_S
 
 
@@ -76,7 +76,7 @@ def test_each_copy_knows_what_it_computes():
 
 
 def test_gpus_do_not_matter_to_a_package_for_the_cpu(tmp_path):
-    path, _ = make_package(tmp_path)
+    path = package_file(tmp_path)
     loader = PackageLoader(verify_golden=True, gpus=(3,))
     assert loader.load(ModelSource(path=str(path))).device == "cpu"
 

@@ -12,12 +12,12 @@ from tessera.errors import UserError
 from tessera.serving.commands.serve import parse_model
 from tessera.serving.server.background import ServerProcess
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
-from tests.package_factory import make_package
+from tests.package_factory import package_file
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("package"))
+    path = package_file(tmp_path_factory.mktemp("package"))
     return str(path)
 
 

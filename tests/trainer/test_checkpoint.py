@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 import random
-import subprocess
 import sys
 import textwrap
+import traceback
 import zipfile
 
 import pytest
@@ -19,8 +20,8 @@ from tessera.training.trainer.checkpoint import load_checkpoint, prune_checkpoin
 from tessera.training.trainer.checkpoint_file import Checkpoint, write_file
 from tessera.training.trainer.files import checkpoint_path, latest_checkpoint, list_checkpoints
 from tessera.training.transforms.preprocessor import FittedSizes
-from tests import forked_program
 from tests.patience import PATIENCE_S
+from tests.training.ranks import process_context
 
 
 def make(step=1, rows=100, **changes):
@@ -214,15 +215,35 @@ def test_a_package_is_no_checkpoint(tmp_path, recwarn):
 
 
 def in_child(code, *arguments):
-    """Run Python code in a process of its own, whose limits and death are its own."""
-    pipe = subprocess.PIPE
-    code = textwrap.dedent(code)
-    return forked_program.start(arguments, code=code, stdout=pipe, stderr=pipe)
+    """What Python code prints in a process of its own, whose limits and death are its own."""
+    context = process_context()
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=run, args=(code, [str(a) for a in arguments], theirs))
+    process.start()
+    theirs.close()
+    assert ours.poll(PATIENCE_S)
+    said = ours.recv()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0, said
+    return said
+
+
+def run(code, arguments, pipe):
+    torch.set_num_threads(1)  # what is forked has no threads of its own
+    sys.argv, said = ["-c", *arguments], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(compile(textwrap.dedent(code), "<string>", "exec"), {"__name__": "__main__"})
+    except BaseException:
+        traceback.print_exc(file=said)
+        raise
+    finally:
+        pipe.send(said.getvalue())
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):
     # A limit on the size of files stands for the full disk: both fail in write(2).
-    child = in_child(
+    out = in_child(
         """
         import resource, sys
         from pathlib import Path
@@ -237,8 +258,6 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):
         """,
         tmp_path,
     )
-    out, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 0, err
     assert "cannot write the checkpoint" in out
     assert "step-0000000002.pt: File too large" in out
     assert f"the last whole checkpoint is {checkpoint_path(tmp_path, 1)}" in out
@@ -248,7 +267,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):
 
 def test_a_full_disk_is_told_in_the_system_s_words_for_a_folder_too(tmp_path):
     # torch wraps the failed write(2) into errors of its archive and of its ranks.
-    child = in_child(
+    out = in_child(
         """
         import resource, sys
         from pathlib import Path
@@ -266,8 +285,6 @@ def test_a_full_disk_is_told_in_the_system_s_words_for_a_folder_too(tmp_path):
         """,
         tmp_path,
     )
-    out, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 0, err
     assert out == f"cannot write the checkpoint {tmp_path / 'c'}: rank 0: File too large\n"
     assert not list(tmp_path.iterdir())
 
@@ -279,7 +296,7 @@ def test_a_missing_folder_says_so(tmp_path):
 
 def test_writing_takes_no_second_copy_of_the_tables(tmp_path):
     # 128 MiB of table; the peak may grow by an eighth of it for buffers and imports.
-    child = in_child(
+    out = in_child(
         """
         import resource, sys
         from pathlib import Path
@@ -293,8 +310,6 @@ def test_writing_takes_no_second_copy_of_the_tables(tmp_path):
         """,
         tmp_path,
     )
-    out, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 0, err
     kib_per_unit = 1 if sys.platform == "linux" else 1 / 1024
     assert int(out) * kib_per_unit < 16 * 1024
 
@@ -343,7 +358,5 @@ KILLS = 60
 
 
 def test_a_kill_at_any_moment_leaves_the_last_checkpoint_whole(tmp_path):
-    child = in_child(KILLER, tmp_path, KILLS)
-    out, err = child.communicate(timeout=PATIENCE_S)
-    assert child.returncode == 0, err
+    out = in_child(KILLER, tmp_path, KILLS)
     assert int(out) > 0

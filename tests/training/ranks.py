@@ -48,6 +48,8 @@ PRELOADED = (
     "tessera.training.distributed",
     "fbgemm_gpu.split_table_batched_embeddings_ops_training",
     "torch._dynamo",
+    "tessera.training.trainer.run",
+    "hypothesis",
 )
 
 

@@ -1,6 +1,7 @@
 """2D parallelism: copies of sharded tables that train apart are averaged as plain arithmetic averages them."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -25,8 +26,10 @@ from tessera.training.distributed.checkpoint import (
     save_checkpoint,
 )
 from tessera.training.distributed.comm import get_node_group_size, intra_and_cross_node_pg_2D
+from tessera.training.distributed.comm.environment_2d import replica_mesh
 from tessera.training.distributed.embedding import EmbeddingCollectionSharder
 from tessera.training.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from tessera.training.distributed.model import replicated
 from tessera.training.distributed.model_parallel import DMPCollection
 from tessera.training.distributed.types import DMPCollectionConfig
 from tests.training import test_model_parallel as whole_models
@@ -163,7 +166,15 @@ def fused_somewhere(case):
 
 
 def train_cases(cases, **how):
-    return [train_case(case, **how) for case in cases]
+    """Train each case on one grid of ranks, as making the groups takes longer than training a case."""
+    with mock.patch.object(replicated, "replica_mesh") as mesh:
+        grid = replica_mesh(
+            rank_device().type, groups_of(how["size"], successive=how["successive"])
+        )
+        mesh.side_effect = lambda device_type, groups: (
+            grid if (device_type, groups) == (grid.device_type, grid.mesh.tolist()) else None
+        )
+        return [train_case(case, **how) for case in cases]
 
 
 def averaged(references, names, with_states):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +18,7 @@ from tessera.training.commands import tune as command
 from tessera.training.config import load_config
 from tessera.training.trainer.files import latest_checkpoint
 from tessera.training.trainer.run import train
-from tessera.training.tuning import tuner
+from tessera.training.tuning import child, result, tuner
 from tessera.training.tuning.child import wait_until_free
 from tessera.training.tuning.settings import Search, SearchFolder
 from tessera.training.tuning.study import Study, require_optuna
@@ -43,6 +45,12 @@ def tiny_yaml(tmp_path_factory):
 @pytest.fixture
 def children(monkeypatch):
     return in_process.use(monkeypatch)
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """For searches whose report nobody looks at: drawing one takes a second."""
+    monkeypatch.setattr(result, "render_report", lambda *_, **__: "")
 
 
 def tune(out, *words):
@@ -111,6 +119,7 @@ def test_the_report_and_the_table(searched, capsys):
     assert "best.yaml" in out
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_same_seed_gives_the_same_trials_also_if_it_was_stopped(
     searched, tiny_yaml, tmp_path, children, monkeypatch
 ):
@@ -154,6 +163,7 @@ def test_a_search_without_a_complete_trial_says_where_to_look(
     assert "2 failed" in " ".join((out / "report.html").read_text().split())
 
 
+@pytest.mark.usefixtures("no_report")
 def test_what_no_values_can_mend_ends_the_search(tiny_yaml, tmp_path, children, capsys):
     out = tmp_path / "search"
     assert begin(tiny_yaml, out, "data.path=nowhere.tsv", "--trials", 9) == 2
@@ -161,6 +171,7 @@ def test_what_no_values_can_mend_ends_the_search(tiny_yaml, tmp_path, children, 
     assert len(table(out)) == 3
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_trial_that_never_ends_is_given_up(tiny_yaml, tmp_path, children):
     out = tmp_path / "search"
     assert begin(tiny_yaml, out, "--trials", 1) == 0
@@ -193,7 +204,8 @@ def test_bad_trials_are_pruned(tiny_yaml, tmp_path, children):
         assert not (out / "trials" / f"{int(row['trial']):04d}" / "final.json").exists()
 
 
-def test_a_killed_search_goes_on_where_its_trials_are(tiny_yaml, tmp_path):
+@pytest.mark.usefixtures("no_report")
+def test_a_killed_search_goes_on_where_its_trials_are(tiny_yaml, tmp_path, monkeypatch):
     """Two real processes below a real search, all of which is killed but them."""
     out = tmp_path / "search"
     endless = tmp_path / "endless.yaml"
@@ -214,9 +226,16 @@ def test_a_killed_search_goes_on_where_its_trials_are(tiny_yaml, tmp_path):
     # line each, which shows that they were taken up and not begun anew.
     base = out / "base.yaml"
     base.write_text(base.read_text().replace("epochs: 100000", "epochs: 3"))
+    started = SimpleNamespace(Popen=forked, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(child, "subprocess", started)
     assert tune(out, "--resume", "--trials", 2) == 2
     assert [row["state"] for row in table(out)] == ["failed", "failed"]
     assert all("the config differs from that of the run" in r["reason"] for r in table(out))
+
+
+def forked(command, *, stdout, stderr, **_):
+    """A trial as `Child` starts it, but forked; it ends at once, so that it needs no session of its own."""
+    return forked_program.start(command[3:], stdout=stdout, stderr=stderr)
 
 
 def records(out):
