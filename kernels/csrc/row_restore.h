@@ -133,7 +133,8 @@ class RowRestore {
   }
 
  private:
-  // Of a table: what the TLB covers, and what a thread takes at once.
+  // Parts of a table are no larger than what the TLB covers; a thread takes so many of them at
+  // once.
   static constexpr std::size_t kPartBytes = 2U << 20;
   static constexpr std::size_t kTurnBytes = 32U << 20;
 

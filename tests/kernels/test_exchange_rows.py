@@ -192,7 +192,7 @@ def test_many_commits_are_taken_back_in_one_call(tables, threads):
 
 
 def test_commits_of_a_table_of_several_parts_are_taken_back_by_several_threads():
-    """Of 100 MB, so that each thread gets some of it; the rows at the ends of parts are in all commits."""
+    """The table has 100 MB, so that each thread gets some of it; the rows at the ends of parts are in all commits."""
     generator = torch.Generator().manual_seed(10)
     rows, width = 100_000, 1000
     storage = torch.randint(0, 256, (rows * width,), dtype=torch.uint8, generator=generator)
