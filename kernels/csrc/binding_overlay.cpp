@@ -1,9 +1,9 @@
 // A commit's rows laid over those of tables on the CPU; see row_overlay.h.
 //
 // An overlay is known by a number. `overlay_make` checks all that it is given and copies nothing.
-// `overlay_keep` and `overlay_write` do one piece, so that who calls them can look between two
-// whether it is wanted elsewhere; a server's Python makes one call for the making and all pieces,
-// with pauses, as each gives the interpreter's lock away and waits for it again.
+// `overlay_keep` and `overlay_write` do one piece, so that tessera-server looks between two whether
+// it is wanted elsewhere; a server's Python makes one call for the making and all pieces, with
+// pauses, as each gives the interpreter's lock away and waits for it again.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

@@ -128,10 +128,10 @@ def test_a_pass_that_has_begun_goes_on_with_what_it_saw_while_others_see_the_com
             seen.append(state.commit)
             followed.assert_right(state)
 
-    def write_beside(overlay):
+    def write_beside(overlay, pause_s):
         seen.append("written")
         followed.assert_state(2)
-        write(overlay)
+        write(overlay, pause_s)
 
     monkeypatch.setattr(followed.model, "_compare", compare_beside)
     monkeypatch.setattr(RowOverlay, "write", write_beside)

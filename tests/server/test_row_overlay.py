@@ -134,9 +134,9 @@ def test_passes_read_the_rows_before_the_table_has_them(monkeypatch):
     assert not staged.exchanges
     assert table.looked_up() == expected([])
 
-    def write(overlay):
+    def write(overlay, pause_s):
         seen.append((table.looked_up(), bool(table.memory.any()), table.model.lock.state.commit))
-        RowOverlay.write_now(overlay)
+        RowOverlay.write_now(overlay, pause_s)
 
     monkeypatch.setattr(RowOverlay, "write_now", RowOverlay.write, raising=False)
     monkeypatch.setattr(RowOverlay, "write", write)
