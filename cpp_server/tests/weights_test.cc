@@ -317,7 +317,7 @@ TEST(DeviceWeightsTest, HoldsTheRowsThatPatchesHaveInCommonOnce) {
   DeviceWeights weights({{"data/0", {record}}});
   const std::array<std::uint32_t, 3> rows = {1, 5, 7};
   std::vector<Patch> patches;
-  for (const std::size_t width : {8, 4}) {
+  for (const std::size_t width : {std::size_t{8}, std::size_t{4}}) {
     Patch patch;
     patch.info = {.record = "data/0",
                   .table = "t",
