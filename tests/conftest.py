@@ -56,6 +56,8 @@ register_random(torch_random)
 
 
 def pytest_configure(config):
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import torch  # noqa: F401 - before what else has libraries of C++
     given = config.getoption("hypothesis_seed", None)
     torch_random.base = int(given) % 2**32 if given else 0
 

@@ -218,7 +218,8 @@ def in_child(code, *arguments):
     """What Python code prints in a process of its own, whose limits and death are its own."""
     context = process_context()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=run, args=(code, [str(a) for a in arguments], theirs))
+    given = (code, [str(a) for a in arguments], theirs)
+    process = context.Process(target=run, args=given, daemon=True)
     process.start()
     theirs.close()
     assert ours.poll(PATIENCE_S)
