@@ -53,9 +53,9 @@ int run(const std::vector<std::string>& arguments) {
   }
 }
 
-// Ends the process without destroying what is static. Of torch, thousands of operators take 0.1 s of
-// a CPU to destroy, which the trial of a version would take from passes. A sanitizer reports at the
-// end of a whole process.
+// Ends the process without destroying what is static. Of torch, thousands of operators take 0.1 s
+// of a CPU to destroy, which the trial of a version would take from passes. A sanitizer reports at
+// the end of a whole process.
 [[noreturn]] void end(int status) {
   std::cout.flush();
   std::fflush(nullptr);
