@@ -263,6 +263,49 @@ def test_a_commit_that_is_late_is_read_without_pauses(
     assert asked == [pytest.approx(paused_s, abs=1e-6)]
 
 
+@pytest.mark.parametrize(
+    ("age_s", "beside_others", "paused_s"),
+    [
+        (0.2, True, 0.55),
+        (0.7, True, 0.05),
+        (0.8, True, 0.0),
+        (-90.0, True, 0.75),
+        (0.2, False, 0.0),
+    ],
+)
+def test_rows_of_a_commit_that_is_late_are_written_without_pauses(
+    tmp_path, monkeypatch, age_s, beside_others, paused_s
+):
+    asked = []
+    staged = SimpleNamespace(path=tmp_path)
+
+    def put_in(commit, *, pauses_end_s):
+        assert commit is staged
+        asked.append(pauses_end_s - 100.0)
+        raise CommitError(tmp_path, "is not put in")
+
+    (tmp_path / "log").mkdir()
+    commit = tmp_path / "log" / "00000001.commit"
+    commit.touch()
+    named_s = commit.stat().st_ctime
+    monkeypatch.setattr(version_log.time, "time", lambda: named_s + age_s)
+    monkeypatch.setattr(version_log.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(version_log, "refusal", lambda *_, **__: None)
+    read = SimpleNamespace(commit=None, sha256="c")
+    followed = version_log.VersionLog(
+        model="m",
+        version=1,
+        folder=tmp_path,
+        followed=SimpleNamespace(base="b", stage=lambda *_, **__: staged, put_in=put_in),
+        trusted_keys=None,
+        undo=UndoMemory(100),
+        reader=SimpleNamespace(read=lambda *_, **__: read),
+    )
+    followed.beside_others = beside_others
+    followed.step()
+    assert asked == [pytest.approx(paused_s, abs=1e-6)]
+
+
 def test_a_model_without_memory_for_its_golden_answers_refuses_the_commit_for_a_while():
     """A bad answer is the commit's fault, want of memory is not."""
 
