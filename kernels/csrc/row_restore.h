@@ -133,8 +133,8 @@ class RowRestore {
   }
 
  private:
-  // Parts of a table are no larger than what the TLB covers; a thread takes so many of them at
-  // once.
+  // The rows of all sets in a part, which the TLB covers, are written before those of the next
+  // part; a turn is what a thread takes at once.
   static constexpr std::size_t kPartBytes = 2U << 20;
   static constexpr std::size_t kTurnBytes = 32U << 20;
 

@@ -136,6 +136,7 @@ class ServerProcess:
 
     @staticmethod
     def _begun(command: Sequence[str]) -> subprocess.Popen[str]:
+        """The process of ``command``, which a subclass may start in another way."""
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def _read(self) -> None:

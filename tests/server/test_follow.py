@@ -197,6 +197,30 @@ def test_freshness_is_drawn_of_ten_minutes():
     assert history.graphs([Row("m", "3", 8, now - 1)]) == []
 
 
+def named(folder, monkeypatch, age_s=0.0):
+    """A log's first file, which was given its name ``age_s`` seconds ago."""
+    (folder / "log").mkdir()
+    commit = folder / "log" / "00000001.commit"
+    commit.touch()
+    named_s = commit.stat().st_ctime
+    monkeypatch.setattr(version_log.time, "time", lambda: named_s + age_s)
+
+
+def log_in(folder, *, beside_others=False, reader=None, **followed):
+    """The log in ``folder`` of a model with what is given."""
+    log = version_log.VersionLog(
+        model="m",
+        version=1,
+        folder=folder,
+        followed=SimpleNamespace(base="b", **followed),
+        trusted_keys=None,
+        undo=UndoMemory(100),
+        reader=reader,
+    )
+    log.beside_others = beside_others
+    return log
+
+
 @pytest.mark.parametrize(
     ("cause", "again"), [(OSError(5, "Input/output error"), True), (ValueError("changed"), False)]
 )
@@ -211,16 +235,8 @@ def test_a_file_that_could_not_be_read_is_read_again(tmp_path, monkeypatch, caus
 
     monkeypatch.setattr(version_log, "read_commit", read_commit)
     monkeypatch.setattr(version_log.time, "monotonic", lambda: seconds[0])
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "00000001.commit").touch()
-    followed = version_log.VersionLog(
-        model="m",
-        version=1,
-        folder=tmp_path,
-        followed=SimpleNamespace(base="b"),
-        trusted_keys=None,
-        undo=UndoMemory(100),
-    )
+    named(tmp_path, monkeypatch)
+    followed = log_in(tmp_path)
     assert followed.step().did is version_log.Did.REFUSED
     assert followed.refused.reason == "damaged"
     assert followed.step().did is version_log.Did.NOTHING
@@ -244,22 +260,8 @@ def test_a_commit_that_is_late_is_read_without_pauses(
             asked.append(pause_s)
             raise CommitError(path, "is not a commit")
 
-    (tmp_path / "log").mkdir()
-    commit = tmp_path / "log" / "00000001.commit"
-    commit.touch()
-    named_s = commit.stat().st_ctime
-    monkeypatch.setattr(version_log.time, "time", lambda: named_s + age_s)
-    followed = version_log.VersionLog(
-        model="m",
-        version=1,
-        folder=tmp_path,
-        followed=SimpleNamespace(base="b"),
-        trusted_keys=None,
-        undo=UndoMemory(100),
-        reader=Reader(),
-    )
-    followed.beside_others = beside_others
-    followed.step()
+    named(tmp_path, monkeypatch, age_s)
+    log_in(tmp_path, beside_others=beside_others, reader=Reader()).step()
     assert asked == [pytest.approx(paused_s, abs=1e-6)]
 
 
@@ -284,25 +286,17 @@ def test_rows_of_a_commit_that_is_late_are_written_without_pauses(
         asked.append(pauses_end_s - 100.0)
         raise CommitError(tmp_path, "is not put in")
 
-    (tmp_path / "log").mkdir()
-    commit = tmp_path / "log" / "00000001.commit"
-    commit.touch()
-    named_s = commit.stat().st_ctime
-    monkeypatch.setattr(version_log.time, "time", lambda: named_s + age_s)
+    named(tmp_path, monkeypatch, age_s)
     monkeypatch.setattr(version_log.time, "monotonic", lambda: 100.0)
     monkeypatch.setattr(version_log, "refusal", lambda *_, **__: None)
     read = SimpleNamespace(commit=None, sha256="c")
-    followed = version_log.VersionLog(
-        model="m",
-        version=1,
-        folder=tmp_path,
-        followed=SimpleNamespace(base="b", stage=lambda *_, **__: staged, put_in=put_in),
-        trusted_keys=None,
-        undo=UndoMemory(100),
+    log_in(
+        tmp_path,
+        beside_others=beside_others,
         reader=SimpleNamespace(read=lambda *_, **__: read),
-    )
-    followed.beside_others = beside_others
-    followed.step()
+        stage=lambda *_, **__: staged,
+        put_in=put_in,
+    ).step()
     assert asked == [pytest.approx(paused_s, abs=1e-6)]
 
 
