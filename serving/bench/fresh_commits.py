@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
 
@@ -173,29 +174,62 @@ class Answering:
         return [frozenset(one) for one in found]
 
 
-def _make(
-    orders: Connection, folder: Path, requests: Sequence[bytes], gpu: str | None, largest_batch: int
+def _publish(
+    orders: Connection, names: Connection | None, folder: Path, requests: Sequence[bytes]
 ) -> None:
-    """A process that makes commits in the log of ``folder``, so many of so many rows as it is told; None ends it."""
+    """A process that makes commits in the log of ``folder``, so many of so many rows as it is told; None ends it.
+
+    It gives the answers of each state, or where ``names`` is there the names of the commits to it, which another process answers for.
+    """
     torch.set_num_threads(1)
     publisher = SyntheticPublisher(folder)
-    mirror = None if gpu is None else PatchedByTorch(folder / "model.pt", gpu)
-    state: State = publisher.state if mirror is None else mirror
-    asking = Answering(requests, (1,) if mirror is None else range(1, largest_batch + 1))
-    orders.send({0: asking.answers(state)})
+    asking = Answering(requests, (1,))
+    if names is None:
+        orders.send({0: asking.answers(publisher.state)})
     while (order := orders.recv()) is not None:
         count, rows = order
         made = {}
         for _ in range(count):
             path = publisher.publish(rows=rows, newest_example_s=time.time())
-            if mirror is not None:
-                mirror.apply(read_commit(path))
-            made[int(path.name.partition(".")[0])] = asking.answers(state)
+            if names is None:
+                made[_number(path.name)] = asking.answers(publisher.state)
+            else:
+                names.send(path.name)
+        if names is None:
+            orders.send(made)
+
+
+def _answer_on(
+    orders: Connection,
+    names: Connection,
+    folder: Path,
+    requests: Sequence[bytes],
+    *,
+    gpu: str,
+    largest_batch: int,
+) -> None:
+    """A process that gives what ``gpu`` answers to commits as they are made, to so many as it is told; None ends it."""
+    torch.set_num_threads(1)
+    mirror = PatchedByTorch(folder / "model.pt", gpu)
+    asking = Answering(requests, range(1, largest_batch + 1))
+    orders.send({0: asking.answers(mirror)})
+    while (order := orders.recv()) is not None:
+        count, _ = order
+        made = {}
+        for _ in range(count):
+            name = names.recv()
+            mirror.apply(read_commit(folder / LOG_FOLDER / name))
+            made[_number(name)] = asking.answers(mirror)
         orders.send(made)
 
 
+def _number(name: str) -> int:
+    """The number of the commit in a file of that name."""
+    return int(name.partition(".")[0])
+
+
 class CommitMaker:
-    """Makes commits of a version, in a process of its own, before any server is measured; a context.
+    """Makes commits of a version, in processes of their own, before any server is measured; a context.
 
     What making them costs is so apart from what following them costs, and several servers follow the same log.
 
@@ -214,20 +248,36 @@ class CommitMaker:
         self, folder: Path, requests: Sequence[bytes], *, gpu: str | None, largest_batch: int
     ) -> None:
         self._log = folder / LOG_FOLDER
-        context = multiprocessing.get_context("spawn")
-        self._orders, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_make, args=(theirs, folder, requests, gpu, largest_batch), daemon=True
-        )
-        self._process.start()
-        theirs.close()  # so that its end is seen here
-        self.right: dict[int, list[frozenset[bytes]]] = self._orders.recv()
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: list[tuple[Connection, BaseProcess]] = []
+        if gpu is None:
+            self._start(_publish, None, folder, requests)
+        else:
+            reads, writes = self._context.Pipe(duplex=False)
+            with reads, writes:  # whose ends are the two processes'
+                self._start(_publish, writes, folder, requests)
+                self._start(
+                    _answer_on, reads, folder, requests, gpu=gpu, largest_batch=largest_batch
+                )
+        self._answers = self._processes[-1][0]
+        self.right: dict[int, list[frozenset[bytes]]] = self._answers.recv()
         self.bytes: dict[int, int] = {}
+
+    def _start(self, target: Callable[..., None], *args: object, **named: object) -> None:
+        """A process that is given its orders by a pipe."""
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=target, args=(theirs, *args), kwargs=named, daemon=True
+        )
+        process.start()
+        theirs.close()  # so that its end is seen here
+        self._processes.append((ours, process))
 
     def make(self, count: int, rows: int) -> range:
         """Make ``count`` more commits of ``rows`` rows each; returns their numbers."""
-        self._orders.send((count, rows))
-        made = self._orders.recv()
+        for orders, _ in self._processes:
+            orders.send((count, rows))
+        made = self._answers.recv()
         self.right |= made
         self.bytes |= {one: (self._log / commit_name(one)).stat().st_size for one in made}
         return range(min(made, default=0), max(made, default=-1) + 1)
@@ -236,8 +286,9 @@ class CommitMaker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._orders.send(None)
-        self._process.join()
+        for orders, process in self._processes:
+            orders.send(None)
+            process.join()
 
 
 class CommitFeed:

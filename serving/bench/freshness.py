@@ -194,6 +194,16 @@ def make_log(options: Any) -> Log:
         )
 
 
+def tell_phase(number: int, of: int, calls: Calls, *, beside: bool) -> None:
+    """Say on stderr what a phase came to, since all of them take many minutes."""
+    print(
+        f"phase {number} of {of}, {'with' if beside else 'without'} commits: p99 {calls.p99_ms[-1]:.2f} ms;"
+        f" such phases so far: {calls.right + calls.near} answers right, {calls.wrong} wrong, {calls.failed} failed",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 class Measured:
     """One server, its log and its clients, for as long as it is entered.
 
@@ -285,7 +295,8 @@ class Measured:
                 if beside:
                     until = self.feed.last + each
                     phase.enter_context(self.feed.putting_in(options.every_s, until))
-                self.phase(rate, kinds[beside], options.phase_s)
+                self.phase(rate, kinds[beside], options.phase_s if beside else options.still_s)
+            tell_phase(number + 1, options.phases, kinds[beside], beside=beside)
         most = options.most_stolen
         without, beside_ms = (median_p99_ms(kinds[one], most) for one in (False, True))
         slow = Counter(
@@ -406,6 +417,9 @@ def parse() -> Any:
     parser.add_argument("--phases", type=int, default=4, help="of both kinds (default 4)")
     parser.add_argument("--phase-s", type=float, default=10.0, help="seconds each (default 10)")
     parser.add_argument(
+        "--still-s", type=float, help="seconds of each phase without commits (default: --phase-s)"
+    )
+    parser.add_argument(
         "--most-stolen",
         type=float,
         default=1.0,
@@ -428,6 +442,8 @@ def parse() -> Any:
         parser.error(f"--back {args.back}: give at least 1")
     if args.visible_rows is None:
         args.visible_rows = args.rows
+    if args.still_s is None:
+        args.still_s = args.phase_s
     return args
 
 

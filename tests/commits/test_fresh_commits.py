@@ -1,5 +1,7 @@
 """The benchmark of freshness holds answers against states that are right: by a package of its own making, and two ways to patch it."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tessera.serving.bench.forward import TABLES
 from tessera.serving.bench.fresh_commits import (
     Answering,
     CommitFeed,
+    CommitMaker,
     Judge,
     PatchedByTorch,
     Verdict,
@@ -57,6 +60,26 @@ def test_right_answers_are_those_of_the_patched_package_in_a_batch_of_any_size(v
     (score,) = np.frombuffer(next(iter(after[0])), np.float32)
     assert 0 < score < 1
     torch.testing.assert_close(publisher.state.answers()[1], dict(other.forward(publisher.state.answers()[0])))  # fmt: skip
+
+
+def test_two_processes_make_commits_and_answers_as_one_does(version, tmp_path):
+    requests = read_requests(write_requests(tmp_path / "requests", version / "model.pt", 3))
+    right, contents = [], []
+    for device in (None, "cpu"):
+        folder = tmp_path / str(device) / "dlrm" / "1"
+        folder.mkdir(parents=True)
+        os.link(version / "model.pt", folder / "model.pt")
+        with CommitMaker(folder, requests, gpu=device, largest_batch=2) as maker:
+            assert maker.make(2, ROWS) == range(1, 3)
+            assert maker.make(1, ROWS) == range(3, 4)
+            right.append(maker.right)
+        commits = [read_commit(folder / LOG_FOLDER / commit_name(number)) for number in (1, 2, 3)]
+        contents.append(
+            [[one.contents[name].tobytes() for name in one.contents] for one in commits]
+        )
+    assert right[0] == right[1]
+    assert contents[0] == contents[1]
+    assert len({frozenset.union(*answers) for answers in right[0].values()}) == 4  # of each state
 
 
 @pytest.mark.parametrize("gpu", [False, True])
