@@ -29,6 +29,24 @@ def probe(server, stack):
     return client.makefile("rb").readline()
 
 
+def test_no_answer_tells_versions_of_the_software(kind, package):
+    requests = {
+        b"GET /healthz HTTP/1.1\r\nHost: x": b"200",
+        b"GET /nothing HTTP/1.1\r\nHost: x": b"404",
+        b"POST /v2/models/none/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 0": b"40",
+        b"no request": b"400",
+    }
+    flags = ["--model", package, "--drain-propagation-ms", 0]
+    with RunningServer(kind, *flags) as server, contextlib.ExitStack() as stack:
+        for request, status in requests.items():
+            client = http_client(server, stack)
+            client.sendall(request + b"\r\nConnection: close\r\n\r\n")
+            head = client.makefile("rb").read().partition(b"\r\n\r\n")[0].lower()
+            assert head.split()[1].startswith(status), request
+            named = [line for line in head.split(b"\r\n") if line.startswith(b"server:")]
+            assert named in ([], [b"server: tessera"]), request
+
+
 def test_probes_are_answered_while_a_thousand_hold_connections(kind, package):
     flags = ["--model", package, "--max-http-connections", CONNECTIONS]
     flags += ["--drain-propagation-ms", 0]

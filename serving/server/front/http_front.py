@@ -57,6 +57,8 @@ from tessera.serving.server.security.security import Security
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PAGES = ("/", "/metrics", "/healthz", "/readyz")
 _SNAPSHOT_SECONDS = 1.0
+_SOFTWARE = "tessera"
+"""What answers say of the server's software; aiohttp would name itself, Python and the versions of both."""
 
 
 def _nothing() -> None:
@@ -150,6 +152,7 @@ class HttpFront:
     async def start_on(self, listeners: Sequence[socket.socket]) -> None:
         """Answer on sockets that listen; they are closed by `stop`."""
         app = web.Application(middlewares=[self._tell_request], client_max_size=MAX_BODY_BYTES)
+        app.on_response_prepare.append(_name_software)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/healthz", self._get_healthz)
         app.router.add_get("/readyz", self._get_readyz)
@@ -318,6 +321,10 @@ async def _read_body(request: web.Request) -> bytes:
         ) from None
 
 
+async def _name_software(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = _SOFTWARE
+
+
 async def _now(text: str) -> str:
     return text
 
@@ -354,7 +361,9 @@ class _Protocol(web.RequestHandler):
             message = f"this is not an HTTP/1.1 request ({type(exc).__name__})\n"
             known = BadHttpMethod(error="") if isinstance(exc, BadHttpMethod) else None
             exc = known or HttpProcessingError(code=status, message=type(exc).__name__)
-        return super().handle_error(request, status, exc, message)
+        response = super().handle_error(request, status, exc, message)
+        response.headers["Server"] = _SOFTWARE  # no signal is sent for it
+        return response
 
 
 def _protocol(server: web.Server) -> asyncio.BaseProtocol:
