@@ -173,6 +173,52 @@ TEST_F(HttpFrontTest, RefusesPostsThatItDoesNotHear) {
   }
 }
 
+TEST_F(HttpFrontTest, RefusesHeadsThatAProxyMightReadInAnotherWay) {
+  start(4);
+  const std::string_view lines[] = {"Content-Length : 9",
+                                    " Content-Length: 9",
+                                    "Content-Length: 9\r\nContent-Length: 0",
+                                    "Content-Length: 0\r\nTransfer-Encoding: chunked",
+                                    "X: 1\nContent-Length: 9",
+                                    "X: 1\r Content-Length: 9",
+                                    "X: 1\r\n folded",
+                                    "no colon",
+                                    ": no name",
+                                    "two words: 1",
+                                    std::string_view("X\0: 1", 5),
+                                    std::string_view("X: \0", 4),
+                                    "X: \x7F",
+                                    "X\x80: 1"};
+  for (const std::string_view line : lines) {
+    for (const char* request : {"GET /hello HTTP/1.1", "POST /now HTTP/1.1"}) {
+      const std::string answer = client().say(text(request, "\r\n", line, "\r\n\r\n")).hear();
+      EXPECT_TRUE(answer.starts_with("HTTP/1.1 400 ")) << line << ": " << answer;
+    }
+  }
+  EXPECT_TRUE(
+      client().say("GET /hello HTTP/1.1\nX: 1\r\n\r\n").hear().starts_with("HTTP/1.1 400 "));
+  const std::string all = "!#$%&'*+-.^_`|~09azAZ: \t\x80~\r\nX:\r\n\r\n";
+  EXPECT_TRUE(client().say("GET /hello HTTP/1.0\r\n" + all).hear().starts_with("HTTP/1.1 200 "));
+}
+
+TEST_F(HttpFrontTest, TakesNoBodyForTheNextRequest) {
+  start(4);
+  const std::string inner = "GET /inner HTTP/1.1\r\n\r\n";
+  for (const std::string& line :
+       {text("Content-Length: ", inner.size()), std::string("Transfer-Encoding: chunked")}) {
+    Client slow = client();
+    slow.say("GET /hello HTTP/1.1\r\n" + line + "\r\n\r\n");
+    const std::string head = slow.hear(1);  // the answer is on its way
+    slow.say(inner);
+    const std::string answer = head + slow.hear();
+    EXPECT_TRUE(answer.ends_with("page of /hello")) << answer;
+  }
+  const std::string none = "GET /hello HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
+  Client kept = client();
+  EXPECT_NE(kept.say(none).hear(1), "");
+  EXPECT_TRUE(kept.say("GET /inner HTTP/1.0\r\n\r\n").hear().ends_with("page of /inner"));
+}
+
 TEST_F(HttpFrontTest, HoldsBrowsersToTheNamesOfTheServer) {
   const auto status = [&](const std::string& path, const std::string& lines) {
     const std::string answer =

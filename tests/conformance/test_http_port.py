@@ -6,6 +6,8 @@ import resource
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -29,15 +31,14 @@ def probe(server, stack):
     return client.makefile("rb").readline()
 
 
-def test_no_answer_tells_versions_of_the_software(kind, package):
+def test_no_answer_tells_versions_of_the_software(server):
     requests = {
         b"GET /healthz HTTP/1.1\r\nHost: x": b"200",
         b"GET /nothing HTTP/1.1\r\nHost: x": b"404",
         b"POST /v2/models/none/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 0": b"40",
         b"no request": b"400",
     }
-    flags = ["--model", package, "--drain-propagation-ms", 0]
-    with RunningServer(kind, *flags) as server, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for request, status in requests.items():
             client = http_client(server, stack)
             client.sendall(request + b"\r\nConnection: close\r\n\r\n")
@@ -45,6 +46,43 @@ def test_no_answer_tells_versions_of_the_software(kind, package):
             assert head.split()[1].startswith(status), request
             named = [line for line in head.split(b"\r\n") if line.startswith(b"server:")]
             assert named in ([], [b"server: tessera"]), request
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Content-Length : 9",
+        "Content-Length: 9\r\nContent-Length: 0",
+        "X: 1\nContent-Length: 9",
+        "X: 1\r\n folded",
+        "no colon",
+        "X: \0",
+    ],
+)
+def test_a_head_that_a_proxy_might_read_in_another_way_is_refused(server, line):
+    with contextlib.ExitStack() as stack:
+        client = http_client(server, stack)
+        client.sendall(f"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\n{line}\r\n\r\n".encode())
+        answer = client.makefile("rb").read()  # the connection ends
+        assert answer.split()[1] == b"400"
+        assert answer.lower().count(b"content-length") == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_body_of_a_get_is_not_a_request(server, late):
+    with contextlib.ExitStack() as stack:
+        client = http_client(server, stack)
+        body = b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"
+        head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        client.sendall(head if late else head + body)
+        answers = client.makefile("rb")
+        assert b" 200 " in answers.readline()
+        with contextlib.suppress(ConnectionError):
+            if late:
+                client.sendall(body)
+            client.sendall(GET)
+            rest = answers.read()
+            assert b" 404 " not in rest
 
 
 def test_probes_are_answered_while_a_thousand_hold_connections(kind, package):

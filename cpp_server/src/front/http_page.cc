@@ -33,21 +33,28 @@ const char* reason_phrase(int status) {
   }
 }
 
+constexpr std::string_view kLineEnd = "\r\n";
+
+bool same_word(std::string_view a, std::string_view lower) {
+  return std::equal(a.begin(), a.end(), lower.begin(), lower.end(), [](char x, char y) {
+    return (x >= 'A' && x <= 'Z' ? static_cast<char>(x - 'A' + 'a') : x) == y;
+  });
+}
+
+// Goes to the next line of `head`, and gives it; nothing: there is none.
+std::optional<std::string_view> next_line(std::string_view& head) {
+  const auto end = head.find(kLineEnd);
+  if (end == std::string_view::npos) return std::nullopt;
+  head.remove_prefix(end + kLineEnd.size());
+  return head.substr(0, head.find(kLineEnd));
+}
+
 // The value of the header `name`, which is lower-case, in `head`; nothing: it has none.
 std::optional<std::string_view> header(std::string_view head, std::string_view name) {
-  constexpr std::string_view kLineEnd = "\r\n";
-  const auto same = [](char a, char b) {
-    return (a >= 'A' && a <= 'Z' ? static_cast<char>(a - 'A' + 'a') : a) == b;
-  };
-  for (auto end = head.find(kLineEnd); end != std::string_view::npos; end = head.find(kLineEnd)) {
-    head.remove_prefix(end + kLineEnd.size());
-    const std::string_view line = head.substr(0, head.find(kLineEnd));
-    if (line.size() <= name.size() || line[name.size()] != ':' ||
-        !std::equal(name.begin(), name.end(), line.begin(),
-                    [&](char a, char b) { return same(b, a); })) {
-      continue;
-    }
-    std::string_view value = line.substr(name.size() + 1);
+  while (const auto line = next_line(head)) {
+    const auto colon = line->find(':');
+    if (colon == std::string_view::npos || !same_word(line->substr(0, colon), name)) continue;
+    std::string_view value = line->substr(colon + 1);
     while (!value.empty() && (value.front() == ' ' || value.front() == '\t'))
       value.remove_prefix(1);
     while (!value.empty() && (value.back() == ' ' || value.back() == '\t')) value.remove_suffix(1);
@@ -56,10 +63,44 @@ std::optional<std::string_view> header(std::string_view head, std::string_view n
   return std::nullopt;
 }
 
-bool same_word(std::string_view a, std::string_view lower) {
-  return std::equal(a.begin(), a.end(), lower.begin(), lower.end(), [](char x, char y) {
-    return (x >= 'A' && x <= 'Z' ? static_cast<char>(x - 'A' + 'a') : x) == y;
-  });
+// A character of a header's name, as RFC 9110 has them.
+bool in_name(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+         (c != '\0' && std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos);
+}
+
+// A character that a line of a head may hold, in a value the tab, too.
+bool printable(char c) {
+  const auto code = static_cast<unsigned char>(c);
+  return code >= 0x20 && code != 0x7F;
+}
+
+// Whether the lines of `head` are those of RFC 9112, and say once at most how long the body is. A
+// proxy before the server may read other lines in another way, and pass on the rest of a body as
+// the next request of another client.
+bool well_formed(std::string_view head) {
+  const std::string_view first = head.substr(0, head.find(kLineEnd));
+  if (!std::all_of(first.begin(), first.end(), printable)) return false;
+  int lengths = 0;
+  while (const auto line = next_line(head)) {
+    const auto colon = line->find(':');
+    if (colon == std::string_view::npos || colon == 0) return false;
+    const std::string_view name = line->substr(0, colon);
+    const std::string_view value = line->substr(colon + 1);
+    if (!std::all_of(name.begin(), name.end(), in_name) ||
+        !std::all_of(value.begin(), value.end(),
+                     [](char c) { return c == '\t' || printable(c); })) {
+      return false;
+    }
+    lengths += same_word(name, "content-length") || same_word(name, "transfer-encoding") ? 1 : 0;
+  }
+  return lengths <= 1;
+}
+
+// Whether a body follows `head`, as it says.
+bool announces_body(std::string_view head) {
+  return header(head, "transfer-encoding").has_value() ||
+         header(head, "content-length").value_or("0") != "0";
 }
 
 // Whether the connection is for more requests, as its headers and HTTP's version say.
@@ -129,12 +170,12 @@ HttpAnswer json_refusal(int status, const std::string& why) {
 }
 
 std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head, const HostRule& hosts) {
-  std::istringstream words(head.substr(0, head.find("\r\n")));
+  std::istringstream words(head.substr(0, head.find(kLineEnd)));
   std::string method;
   std::string target;
   std::string protocol;
   words >> method >> target >> protocol;
-  if (!protocol.starts_with("HTTP/1.") || !target.starts_with('/')) {
+  if (!protocol.starts_with("HTTP/1.") || !target.starts_with('/') || !well_formed(head)) {
     return HttpAnswer{.status = 400, .body = "this is not an HTTP/1.1 request\n"};
   }
   HttpHead parsed;
@@ -143,6 +184,8 @@ std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head, const Hos
   parsed.authorization = header(head, "authorization").value_or("");
   if (method == "GET" || method == "HEAD") {
     parsed.method = method == "GET" ? HttpHead::Method::kGet : HttpHead::Method::kHead;
+    // Nobody reads a body here, so what follows the head is not a request.
+    parsed.keeps_alive = parsed.keeps_alive && !announces_body(head);
     if (hosts.covers_pages() && !is_probe(parsed.path) &&
         !hosts.knows(header(head, "host").value_or("")) && is_from_browser(head)) {
       return json_refusal(403,
