@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tessera.training.sparse.exchange import permute_segments
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.sparse.script_types import is_scripting
 
 # Annotations are not postponed here: TorchScript compiles these functions by themselves.
 
@@ -62,7 +63,7 @@ def last_places(ids: Tensor) -> Tensor:
 
 def _on_cpu(places: list[int]) -> Tensor:
     """The places as an int64 tensor."""
-    if torch.jit.is_scripting():
+    if is_scripting():
         found = torch.tensor(places, device="cpu")
     else:  # a third of the time for some 50 places
         found = torch.from_numpy(np.array(places, np.int64))
