@@ -44,6 +44,25 @@ def test_a_window_is_the_sum_of_its_newest_batches(sizes, limit, count):
         assert len(window.buffers) == len(held)
 
 
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=60),
+    every=st.integers(1, 25),
+    tasks=st.integers(1, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_sum_that_is_asked_for_seldom_has_the_bits_of_one_asked_for_always(sizes, every, tasks):
+    always, seldom = (WindowBuffer(max_size=60, max_buffer_count=20) for _ in range(2))
+    expected, found = (torch.zeros(tasks, dtype=torch.double) for _ in range(2))
+    random = torch.Generator().manual_seed(every)
+    batches = torch.rand(len(sizes), tasks, dtype=torch.double, generator=random)
+    for number, (size, batch) in enumerate(zip(sizes, batches, strict=True), start=1):
+        always.aggregate_state(expected, batch, size)
+        seldom.add(batch, size)
+        if number % every == 0 or number == len(sizes):
+            seldom.write_sum(found)
+            assert torch.equal(found, expected)
+
+
 def test_nothing_is_left_of_batches_that_have_gone():
     """Sums that add and subtract keep 1e-16 of what has gone, and a ratio over that is nonsense."""
     window, state = WindowBuffer(max_size=3, max_buffer_count=9), torch.zeros(1, dtype=torch.double)

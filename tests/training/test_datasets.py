@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterDataPipe, functional_datapipe
 
 from tessera.errors import UserError
 from tessera.training import Pipelineable
@@ -95,6 +96,13 @@ def test_rows_of_criteo_are_dicts_texts_or_what_a_program_makes_of_them(tmp_path
     assert [len(part) for part in both.batch(5)] == [5, 5, 2]
     without_label = criteo.criteo_kaggle(str(path)).row_mapper(texts[0][1:])
     assert list(without_label) == criteo.DEFAULT_COLUMN_NAMES[1:]
+
+
+def test_another_library_may_register_limit_afterwards(monkeypatch):
+    """As TorchRec does where a process imports both libraries, in either order."""
+    monkeypatch.setattr(IterDataPipe, "functions", dict(IterDataPipe.functions))
+    functional_datapipe("limit")(type("Other", (IterDataPipe,), {}))
+    assert list(utils.Limit(range(9), 3).limit(2)) == [0, 1]
 
 
 def test_workers_read_different_files(tmp_path):

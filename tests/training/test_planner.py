@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig
+from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tessera.training.distributed.plan.shard_sizes import TableToCut
 from tessera.training.distributed.planner import (
     EmbeddingEnumerator,
@@ -229,6 +230,24 @@ def test_small_tables_on_cpus_are_cut_in_one_way():
     sizes = [(1000, 16), (3000, 32), (2000, 64)]
     small = planner(2, device="cpu", batch_size=16).plan(tables(*sizes), [PlannedTables()])
     assert len({where.sharding_type for where in small.plan[""].values()}) == 1
+
+
+def test_tables_beside_a_data_parallel_one_stay_as_they_are_on_cpus():
+    """A table that was made data-parallel for a neighbour's sake would be updated by another optimizer."""
+    model = tables(*[(1000, 16)] * 6)
+    forced = {"t3": ParameterConstraints(compute_kernels=["dense"])}
+    kinds = [
+        {
+            name: where.sharding_type
+            for name, where in planner(2, device="cpu", batch_size=16, constraints=constraints)
+            .plan(model, [EmbeddingBagCollectionSharder()])
+            .plan[""]
+            .items()
+        }
+        for constraints in (None, forced)
+    ]
+    assert kinds[1].pop("t3") == "data_parallel"
+    assert set(kinds[0].values()) == set(kinds[1].values()) == {"table_wise"}
 
 
 def test_the_search_finds_the_best_of_all_combinations():

@@ -234,6 +234,8 @@ def test_groups_of_columns_by_a_module_and_by_a_function(device):
         same_gradients(*(torch.cat([each["x"], each["y"]], 1) for each in (found, by_hand)), values)
     for found, expected in zip(regroup_kts([left, right], groups), by_hand.values(), strict=True):
         assert torch.equal(found, expected)
+    found = torch.fx.symbolic_trace(module.regroup)([left, right])
+    assert all(torch.equal(found[name], by_hand[name]) for name in by_hand)
     half = KTRegroupAsDict(groups, ["x", "y"], DataType.FP16)([left, right])
     assert half["x"].dtype is torch.float16
     with pytest.raises(ValueError, match="2 groups but 1 names"):

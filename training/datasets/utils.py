@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch.utils.data import IterDataPipe, functional_datapipe, get_worker_info
+from torch.utils.data import IterDataPipe, get_worker_info
 
 from tessera.training.data.batch import Batch
 
@@ -154,8 +154,14 @@ class Limit(IterDataPipe[Any]):
         yield from itertools.islice(self._source, self._limit)
 
 
+def _limit(datapipe: IterDataPipe[Any], limit: int) -> Limit:
+    """The first ``limit`` samples of ``datapipe``: the method that programs for TorchRec call."""
+    return Limit(datapipe, limit)
+
+
 if "limit" not in IterDataPipe.functions:
-    functional_datapipe("limit")(Limit)
+    # Not by `functional_datapipe`, which takes a name once: TorchRec could then not be imported any more.
+    IterDataPipe.limit = _limit  # type: ignore[attr-defined]
 
 
 class LoadFiles(IterDataPipe[Any]):

@@ -120,13 +120,14 @@ class RecMetricComputation(MetricStates, abc.ABC):
 
     def _aggregate_window_states(self, states: Mapping[str, Tensor], num_samples: int) -> None:
         """Add a batch's parts of several states, of ``num_samples`` examples, to their windows."""
-        names = [self.get_window_state_name(name) for name in states]
+        windows = {self.get_window_state_name(name): state for name, state in states.items()}
         buffers = self._batch_window_buffers
-        for state_name, name in zip(states, names, strict=True):
+        for state_name, name in zip(states, windows, strict=True):
             if name not in buffers:
                 raise RecMetricException(f"state {state_name!r} has no window; add it with one")
-        WindowBuffer.add_to_each([buffers[name] for name in names], [*states.values()], num_samples)
-        self._unwritten.update(names)
+        for name, state in windows.items():
+            buffers[name].add(state, num_samples)
+        self._unwritten.update(windows)
 
     def __getattr__(self, name: str) -> Any:
         """A buffer or module; the state of a window, which `_aggregate_window_state` leaves as it was, is written first."""

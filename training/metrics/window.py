@@ -3,9 +3,10 @@
 A running sum that adds the newest batch and subtracts the oldest keeps what rounding left of every batch
 that has gone: a window without positives then has 1e-13 of them, and a ratio over it is nonsense.  So the
 window is held in two parts, as a queue is made of two stacks.  Of the older part the sums from each batch to
-that part's end are kept, and the oldest one is taken off when a batch leaves; new batches are added to the
-sum of the newer part, which becomes the older part when that is used up.  A batch costs two additions on
-average, however many a window holds.
+that part's end are kept, and the oldest one is taken off when a batch leaves; new batches belong to the
+newer part, which becomes the older part when that is used up.  The newer part is summed when the window's
+sum is asked for, all batches since the last time at once.  A batch costs two additions on average, however
+many a window holds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class WindowBuffer:
         self._used_size = 0
         self._older: list[Tensor] = []  # sums to the older part's end, of the oldest batch last
         self._newer: list[Tensor] = []  # states of batches
-        self._newer_sum: Tensor | None = None
+        self._newer_sum: Tensor | None = None  # of the first `_summed` of them
+        self._summed = 0
 
     def aggregate_state(self, window_state: Tensor, curr_state: Tensor, size: int) -> None:
         """Add a batch of ``size`` examples, and write the window's sum into ``window_state``.
@@ -45,47 +47,36 @@ class WindowBuffer:
 
     def add(self, curr_state: Tensor, size: int) -> None:
         """Add a batch of ``size`` examples; ``curr_state`` must not be changed afterwards."""
-        newer_sum = self.newer_sum_with_room()
-        self.append(curr_state, curr_state if newer_sum is None else newer_sum + curr_state, size)
-
-    @staticmethod
-    def add_to_each(windows: list[WindowBuffer], states: list[Tensor], size: int) -> None:
-        """`add` a state of one batch to each window, with one kernel of a GPU for all of them."""
-        sums = [window.newer_sum_with_room() for window in windows]
-        held = [own for own in sums if own is not None]
-        if len(held) == len(states):
-            new_sums = list(torch._foreach_add(held, states))  # noqa: SLF001 - torch has no public name
-        else:
-            new_sums = [
-                state if own is None else own + state
-                for own, state in zip(sums, states, strict=True)
-            ]
-        for window, state, new_sum in zip(windows, states, new_sums, strict=True):
-            window.append(state, new_sum, size)
-
-    def newer_sum_with_room(self) -> Tensor | None:
-        """The sum of the newer part, after the oldest batch left if there was no place for one more."""
-        if len(self._sizes) == self._max_buffer_count:
+        sizes = self._sizes
+        if len(sizes) == self._max_buffer_count:
             self._remove_oldest()
-        return self._newer_sum
-
-    def append(self, curr_state: Tensor, newer_sum: Tensor, size: int) -> None:
-        """Add a batch, for which there is room, with the sum of the newer part that it belongs to."""
         self._newer.append(curr_state)
-        self._newer_sum = newer_sum
-        self._sizes.append(size)
+        sizes.append(size)
         self._used_size += size
-        while self._used_size > self._max_size and len(self._sizes) > 1:
+        while self._used_size > self._max_size and len(sizes) > 1:
             self._remove_oldest()
 
     def write_sum(self, window_state: Tensor) -> None:
         """Write the window's sum into ``window_state``; there has been a batch."""
-        if self._newer_sum is None:
+        newer = self._sum_of_newer()
+        if newer is None:
             window_state.copy_(self._older[-1])
         elif not self._older:
-            window_state.copy_(self._newer_sum)
+            window_state.copy_(newer)
         else:
-            torch.add(self._older[-1], self._newer_sum, out=window_state)
+            torch.add(self._older[-1], newer, out=window_state)
+
+    def _sum_of_newer(self) -> Tensor | None:
+        """The sum of the newer part, to which batches are added in order; None: it has no batch."""
+        left = self._newer[self._summed :]
+        if not left:
+            return self._newer_sum
+        if self._newer_sum is not None:
+            left.insert(0, self._newer_sum)
+        # A running sum rounds as additions one by one do, and its last row is their result.
+        self._newer_sum = left[0] if len(left) == 1 else torch.stack(left).cumsum(0)[-1]
+        self._summed = len(self._newer)
+        return self._newer_sum
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -102,5 +93,5 @@ class WindowBuffer:
         self._used_size -= self._sizes.popleft()
         if not self._older:
             self._older = list(torch.stack(self._newer[::-1]).cumsum(0).unbind(0))
-            self._newer, self._newer_sum = [], None
+            self._newer, self._newer_sum, self._summed = [], None, 0
         self._older.pop()

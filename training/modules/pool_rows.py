@@ -7,6 +7,7 @@ Legend: ``N`` rows that are read or written, ``F`` features, ``R`` rows of the p
 they travel between ranks, and *by feature* in a `KeyedJaggedTensor`.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +67,8 @@ def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
         if len(place_of) == ids.numel():
             pool.index_copy_(0, ids, values.detach())
             return
-        last = torch.tensor([*place_of.values()], device="cpu")
+        # By NumPy: for some 50 places it takes a fifth of the time of torch.tensor.
+        last = torch.from_numpy(np.array([*place_of.values()], np.int64))
         pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
     elif ids.device.type == "cpu":
         last = last_places(ids)

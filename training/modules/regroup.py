@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.embedding_configs import DataType, data_type_to_dtype
-from tessera.training.sparse.checks import values_are_unknown
+from tessera.training.sparse.checks import is_traced, values_are_unknown
 from tessera.training.sparse.jagged_tensor import KeyedTensor
 from tessera.training.sparse.keyed import runs_of_groups
 from tessera.training.sparse.script_types import is_scripting
@@ -63,6 +63,8 @@ class KTRegroupAsDict(nn.Module):
 
     @torch.jit.unused
     def _regrouped(self, keyed_tensors: list[KeyedTensor]) -> list[Tensor]:
+        if is_traced(keyed_tensors):  # the list itself: what is in it is not known
+            return KeyedTensor.regroup(keyed_tensors, self._groups)
         values = [keyed.values() for keyed in keyed_tensors]
         if values_are_unknown(*values):
             return KeyedTensor.regroup(keyed_tensors, self._groups)

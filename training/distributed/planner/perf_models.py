@@ -16,6 +16,9 @@ class NoopPerfModel(PerfModel):
 
     On several ranks of CPUs every way in which a module cuts tables adds its fixed part
     (`constants.WAY_MS_ON_CPU`), so that tables are not cut in one more way for less than that.
+    Data-parallel tables send neither ids nor vectors and add none beside other tables.  A module that
+    has no others counts as one way: tables do not become data-parallel, which changes by what they
+    are updated, to save a fixed part.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -26,7 +29,11 @@ class NoopPerfModel(PerfModel):
     def rate(self, plan: list[ShardingOption]) -> float:
         """Largest sum of the shards' ``perf.total`` over the ranks, and what the plan's ways cost."""
         slowest = max(per_rank(plan, self._ranks, lambda shard: shard.time.total))
-        return slowest + self._way_ms * len({(each.path, each.sharding_type) for each in plan})
+        ways: dict[str, set[str]] = {each.path: set() for each in plan}
+        for each in plan:
+            if each.sharding_type != "data_parallel":
+                ways[each.path].add(each.sharding_type)
+        return slowest + self._way_ms * sum(max(1, len(own)) for own in ways.values())
 
 
 class NoopStorageModel(PerfModel):
