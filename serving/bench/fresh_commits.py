@@ -175,33 +175,34 @@ class Answering:
 
 
 def _publish(
-    orders: Connection, names: Connection | None, folder: Path, requests: Sequence[bytes]
+    orders: Connection, numbers: Connection | None, folder: Path, requests: Sequence[bytes]
 ) -> None:
     """A process that makes commits in the log of ``folder``, so many of so many rows as it is told; None ends it.
 
-    It gives the answers of each state, or where ``names`` is there the names of the commits to it, which another process answers for.
+    It gives the answers of each state, or where ``numbers`` is there those of the commits to it, for which another process answers.
     """
     torch.set_num_threads(1)
     publisher = SyntheticPublisher(folder)
     asking = Answering(requests, (1,))
-    if names is None:
+    if numbers is None:
         orders.send({0: asking.answers(publisher.state)})
     while (order := orders.recv()) is not None:
         count, rows = order
         made = {}
         for _ in range(count):
-            path = publisher.publish(rows=rows, newest_example_s=time.time())
-            if names is None:
-                made[_number(path.name)] = asking.answers(publisher.state)
+            publisher.publish(rows=rows, newest_example_s=time.time())
+            number = publisher.state.log.number
+            if numbers is None:
+                made[number] = asking.answers(publisher.state)
             else:
-                names.send(path.name)
-        if names is None:
+                numbers.send(number)
+        if numbers is None:
             orders.send(made)
 
 
 def _answer_on(
     orders: Connection,
-    names: Connection,
+    numbers: Connection,
     folder: Path,
     requests: Sequence[bytes],
     *,
@@ -217,15 +218,10 @@ def _answer_on(
         count, _ = order
         made = {}
         for _ in range(count):
-            name = names.recv()
-            mirror.apply(read_commit(folder / LOG_FOLDER / name))
-            made[_number(name)] = asking.answers(mirror)
+            number = numbers.recv()
+            mirror.apply(read_commit(folder / LOG_FOLDER / commit_name(number)))
+            made[number] = asking.answers(mirror)
         orders.send(made)
-
-
-def _number(name: str) -> int:
-    """The number of the commit in a file of that name."""
-    return int(name.partition(".")[0])
 
 
 class CommitMaker:
