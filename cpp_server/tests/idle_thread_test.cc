@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -18,7 +19,7 @@ using namespace std::chrono_literals;
 TEST(IdleThreadTest, WorkIsDoneOnceOnAThreadOfTheClass) {
   std::vector<int> classes;
   std::thread::id thread;
-  run_when_idle([&](const std::stop_token&) {
+  run_on_idle_thread([&](const std::stop_token&) {
     classes.push_back(::sched_getscheduler(0));
     thread = std::this_thread::get_id();
   });
@@ -31,7 +32,7 @@ TEST(IdleThreadTest, TheCallingThreadGoesOnWhereTheOtherHasTooLittleOfACpu) {
   std::vector<int> pieces;
   std::vector<std::thread::id> threads;
   int stopped = 0;
-  run_when_idle(
+  run_on_idle_thread(
       [&](const std::stop_token& stop) {
         threads.push_back(std::this_thread::get_id());
         // A thread that sleeps has none, as one that waits for a CPU.
@@ -56,7 +57,7 @@ TEST(IdleThreadTest, TheCallingThreadGoesOnWhereTheOtherHasTooLittleOfACpu) {
 
 TEST(IdleThreadTest, WorkThatHasEnoughIsLeftWhereItIs) {
   int calls = 0;
-  run_when_idle(
+  run_on_idle_thread(
       [&](const std::stop_token&) {
         ++calls;
         const Duration begin = thread_cpu_time();
@@ -68,13 +69,57 @@ TEST(IdleThreadTest, WorkThatHasEnoughIsLeftWhereItIs) {
 }
 
 TEST(IdleThreadTest, FailuresOfEitherThreadAreThrown) {
-  EXPECT_THROW(run_when_idle([](const std::stop_token&) { throw std::runtime_error("first"); }),
-               std::runtime_error);
+  EXPECT_THROW(
+      run_on_idle_thread([](const std::stop_token&) { throw std::runtime_error("first"); }),
+      std::runtime_error);
   const auto second = [](const std::stop_token& stop) {
     if (!stop.stop_possible()) throw std::invalid_argument("second");
     while (!stop.stop_requested()) std::this_thread::sleep_for(1ms);
   };
-  EXPECT_THROW(run_when_idle(second, {.share = 0.5, .length = 20ms}), std::invalid_argument);
+  EXPECT_THROW(run_on_idle_thread(second, {.share = 0.5, .length = 20ms}), std::invalid_argument);
+}
+
+// Where all CPUs are busy, a thread of the class may begin only much later, and nobody waits for
+// it.
+TEST(IdleThreadTest, TheCallingThreadDoesTheWorkThatTheOtherHasNotBegun) {
+  std::atomic<bool> done = false;
+  std::vector<std::jthread> busy;
+  for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
+    busy.emplace_back([&done] {
+      while (!done) {
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    int ends = 0;
+    run_when_idle(
+        [&](const std::stop_token& stop) {
+          if (!stop.stop_requested()) ++ends;
+        },
+        {.share = 0.02, .length = 1ms});
+    EXPECT_GE(ends, 1);
+    EXPECT_LE(ends, 2);  // it had ended when it was asked to stop
+  }
+  done = true;
+}
+
+TEST(IdleThreadTest, WhatNobodyUsesOfTheCpusIsAShare) {
+  IdleTime idle;
+  const double first = idle.share();
+  EXPECT_GE(first, 0);
+  EXPECT_LE(first, 1);
+  EXPECT_EQ(idle.share(), first);  // the time is too short for another
+  std::atomic<bool> done = false;
+  std::vector<std::jthread> busy;
+  for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) {
+    busy.emplace_back([&done] {
+      while (!done) {
+      }
+    });
+  }
+  std::this_thread::sleep_for(300ms);
+  EXPECT_LT(idle.share(), 0.5);
+  done = true;
 }
 
 TEST(IdleThreadTest, StarvationIsTooLittleOfACpuOverAWholeLength) {

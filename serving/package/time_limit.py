@@ -6,8 +6,11 @@ The code runs inside torch, where nobody can interrupt it, so the process ends.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
+import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +30,15 @@ class TimeLimit:
         prefix: what the line on stderr begins with, before ``package PATH: ...``.
         status: the exit status.
         tell: told why, from a thread of its own, instead of stderr.
+        of_cpu: what counts is the time that this process uses of CPUs.  That is for one that runs while CPUs have nothing
+            else to do (`idle_process`): a package is not refused because others were served meanwhile.
     """
 
     seconds: float
     prefix: str
     status: int
     tell: Callable[[str], None] | None = None
+    of_cpu: bool = False
 
 
 def ran_too_long(seconds: float) -> str:
@@ -48,7 +54,7 @@ def limited(limit: TimeLimit | None, path: Path) -> Iterator[None]:
     """Run the block; where it takes longer than ``limit``, say so in one line and end the process.
 
     While torch optimizes a graph, no other thread of Python runs.  Should that alone take longer, the process ends
-    5 seconds later, with status 1 and Python's own account of where it was.
+    5 seconds later, with status 1 and Python's own account of where it was, or by a signal where CPUs' time counts.
 
     Args:
         limit: None: the block may take as long as it likes.
@@ -58,9 +64,14 @@ def limited(limit: TimeLimit | None, path: Path) -> Iterator[None]:
         yield
         return
     done = threading.Event()
+    clock = time.process_time if limit.of_cpu else time.monotonic
+    end = clock() + limit.seconds
 
     def watch() -> None:
-        if not done.wait(limit.seconds):
+        left = limit.seconds
+        while not (ended := done.wait(left)) and (left := end - clock()) > 0:
+            pass
+        if not ended:
             reason = ran_too_long(limit.seconds)
             if limit.tell is not None:
                 limit.tell(reason)
@@ -71,10 +82,31 @@ def limited(limit: TimeLimit | None, path: Path) -> Iterator[None]:
 
     thread = threading.Thread(target=watch, name="load timeout", daemon=True)
     thread.start()
-    faulthandler.dump_traceback_later(limit.seconds + _GRACE_S, exit=True, file=2)
+    with _cpu_limit(limit.seconds) if limit.of_cpu else _wall_limit(limit.seconds):
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+@contextmanager
+def _wall_limit(seconds: float) -> Iterator[None]:
+    faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True, file=2)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-        done.set()
-        thread.join()
+
+
+@contextmanager
+def _cpu_limit(seconds: float) -> Iterator[None]:
+    """By the kernel: SIGXCPU ends the process."""
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    least = [limit for limit in before if limit != resource.RLIM_INFINITY]
+    limit = min([math.ceil(time.process_time() + seconds + _GRACE_S), *least])
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, before)

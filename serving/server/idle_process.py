@@ -38,6 +38,11 @@ def be_idle() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
+def is_idle() -> bool:
+    """Whether this process does."""
+    return os.sched_getscheduler(0) == os.SCHED_IDLE
+
+
 class Starvation:
     """Whether a process that has work gets too little of a CPU.
 
@@ -96,5 +101,7 @@ def run_when_idle(body: Callable[[], int], patience: Patience = Patience()) -> i
     if status is not None:
         return status if status >= 0 else 128 - status
     os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # to end it needs a CPU; this takes a privilege
+        os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
     _status(pid)
     return body()

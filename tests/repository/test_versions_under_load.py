@@ -165,11 +165,11 @@ def test_a_package_that_is_too_large_or_never_ends_leaves_the_others(tmp_path, p
     with_statement(packages[2], model / "2" / "model.pt", loop)
     (model / "serving.yaml").write_text("versions: all")
     size = packages[1].stat().st_size
-    flags = ["--load-timeout-s", "5", "--model-control", "explicit"]
+    flags = ["--load-timeout-s", "15", "--model-control", "explicit"]
     with serving(tmp_path, *flags, "--max-model-bytes", str(3 * size)) as repository:
         index = repository.index()
         assert index["1"] == READY
-        assert "ran longer than --load-timeout-s 5" in index["2"][1]
+        assert "ran longer than --load-timeout-s 15" in index["2"][1]
         assert answers.check(1, repository.predict(answers.request(1))) == "1"
         put(packages[3], model, 3)
         assert repository.call("load", "ranker", version=3) is None

@@ -119,6 +119,8 @@ class Child {
   ~Child() {
     if (id_ < 0) return;
     ::kill(id_, SIGKILL);
+    const sched_param none{};
+    ::sched_setscheduler(id_, SCHED_OTHER, &none);  // to end it needs a CPU; this takes a privilege
     wait();
   }
   Child(const Child&) = delete;
@@ -164,10 +166,10 @@ std::vector<std::string> trial_arguments(const PackageFile& file, const ServerCo
   return arguments;
 }
 
-// What a process has written, and how long it may still run.
+// What a process has written.
 class Watch {
  public:
-  Watch(int descriptor, Duration limit) : descriptor_(descriptor), left_(limit) {}
+  explicit Watch(int descriptor) : descriptor_(descriptor) {}
 
   // Reads what is written within `most`; false: the process has closed its end.
   bool read_for(std::chrono::microseconds most) {
@@ -175,7 +177,7 @@ class Watch {
     pollfd ready{.fd = descriptor_, .events = POLLIN, .revents = 0};
     const timespec limit{.tv_sec = 0, .tv_nsec = Duration(most).count()};
     const bool any = ::ppoll(&ready, 1, &limit, nullptr) > 0;
-    left_ -= std::chrono::steady_clock::now() - begin;
+    waited_ += std::chrono::steady_clock::now() - begin;
     if (!any) return true;
     std::array<char, 512> piece{};
     const ssize_t got = ::read(descriptor_, piece.data(), piece.size());
@@ -184,12 +186,13 @@ class Watch {
     return got != 0;
   }
 
-  bool too_long() const { return left_ <= Duration::zero(); }
+  // How long it was read for.
+  Duration waited() const { return waited_; }
   const std::string& said() const { return said_; }
 
  private:
   const int descriptor_;
-  Duration left_;
+  Duration waited_{};
   std::string said_;
 };
 
@@ -209,13 +212,16 @@ bool try_in_process(const PackageFile& file, const ServerConfig& config,
   Pipe pipe(file.path());
   Child child(trial_arguments(file, config), pipe.writing(), file.path(), idle);
   pipe.close_writing();
-  Watch watch(pipe.reading(), limit);
+  Watch watch(pipe.reading());
+  // A package is not refused because others had the CPUs meanwhile: then what it used of them
+  // counts.
+  const auto ran = [&]() -> Duration { return idle ? time_of(child.cpu_clock()) : watch.waited(); };
   const int cpus = available_cpus();
   Pace pace(answering, child.cpu_clock(), idle ? idle_share(cpus) / aside_share(cpus) : 1);
   Starvation starvation(child.cpu_clock());
   while (watch.read_for(kTurn)) {
     waiting();
-    if (watch.too_long()) {
+    if (ran() >= limit) {
       throw PackageError(file.path(),
                          text("its model ran longer than --load-timeout-s ", config.load_timeout_s,
                               " while it was tried; do not use it, or give it more time"));
@@ -240,8 +246,8 @@ bool try_in_process(const PackageFile& file, const ServerConfig& config,
 
 void try_package(const PackageFile& file, const ServerConfig& config,
                  const std::function<bool()>& answering, const std::function<void()>& waiting) {
-  const bool beside = answering != nullptr;
-  if (try_in_process(file, config, answering, waiting, /*idle=*/beside)) return;
+  const bool idle = answering != nullptr && idle_thread_gets_on();
+  if (try_in_process(file, config, answering, waiting, idle)) return;
   try_in_process(file, config, answering, waiting, /*idle=*/false);
 }
 

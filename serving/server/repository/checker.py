@@ -32,7 +32,7 @@ from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.time_limit import TimeLimit, limited
 from tessera.serving.server.follow.commit_reader import CommitReader, answer_reads
 from tessera.serving.server.forked import fork
-from tessera.serving.server.idle_process import run_when_idle
+from tessera.serving.server.idle_process import is_idle, run_when_idle
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -218,7 +218,11 @@ def _check_and_hand_over(
         _tell(channel, refused=line)
 
     limit = TimeLimit(
-        seconds=options.load_timeout_s, prefix="", status=_FAILED, tell=refuse_endless
+        seconds=options.load_timeout_s,
+        prefix="",
+        status=_FAILED,
+        tell=refuse_endless,
+        of_cpu=is_idle(),
     )
     with limited(limit, path):
         loading.build()
