@@ -79,3 +79,12 @@ mkdir -p build/cpp
   "${launcher[@]}") >"$log" 2>&1 || { cat "$log"; exit 1; }
 cmake --build "$build" --target "${targets[@]}" \
   --parallel "${JOBS:-$(nproc)}" -- --quiet
+
+# The operators as well, for that server alone (src/model/operator_libraries.cc): their atomics order what
+# ThreadSanitizer sees the server read and write.
+if [[ $preset == tsan ]]; then
+  cmake -S kernels -B "$build/operators" -G Ninja -DTORCH_ROOT="${torch_dir%/share/cmake/Torch}" \
+    -DTESSERA_CUDA=OFF -DTESSERA_SANITIZE=thread -DTESSERA_LIBRARY_FOLDER="$PWD/$build/lib" \
+    "${launcher[@]}" >>"$log" 2>&1 || { cat "$log"; exit 1; }
+  cmake --build "$build/operators" --target tessera_ops --parallel "${JOBS:-$(nproc)}" -- --quiet
+fi

@@ -3,8 +3,10 @@
 
 #include "cpu_kernels.h"
 
-#if defined(TESSERA_AMX)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(TESSERA_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -27,6 +29,15 @@ int best_allowed() {
 }
 
 #if defined(__x86_64__)
+// Clang 14 does not know __builtin_cpu_supports("f16c").
+bool has_f16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 const CpuKernels& avx512_kernels() {
   return __builtin_cpu_is("intel") ? kAvx512IntelKernels : kAvx512Kernels;
 }
@@ -65,8 +76,7 @@ const CpuKernels& choose() {
 #if defined(__x86_64__)
   const int best = best_allowed();
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");

@@ -33,6 +33,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "pauses.h"
 
@@ -166,7 +167,8 @@ inline void run_on_idle_thread(const std::function<void(const std::stop_token& s
                                Patience patience = {}) {
   struct Shared {  // outlives this call where the thread has not ended
     std::atomic<bool> begun = false;
-    std::promise<bool> end;  // whether the thread has done the work
+    std::promise<bool> end;      // whether the thread has done the work
+    std::exception_ptr failure;  // what it threw, before that; the caller takes it away
     std::stop_source stop;
   };
   const auto shared = std::make_shared<Shared>();
@@ -179,7 +181,8 @@ inline void run_on_idle_thread(const std::function<void(const std::stop_token& s
         if (mine) work(shared->stop.get_token());
         shared->end.set_value(mine);
       } catch (...) {
-        shared->end.set_exception(std::current_exception());
+        shared->failure = std::current_exception();
+        shared->end.set_value(true);
       }
     });
   } catch (const std::system_error&) {
@@ -199,7 +202,10 @@ inline void run_on_idle_thread(const std::function<void(const std::stop_token& s
     lift(thread.native_handle());
   }
   thread.detach();  // it may need a CPU once more to end, and nobody waits for that
-  if (taken || !end.get() || starved) work(std::stop_token());
+  if (taken) return work(std::stop_token());
+  const bool done = end.get();
+  if (shared->failure != nullptr) std::rethrow_exception(std::exchange(shared->failure, nullptr));
+  if (!done || starved) work(std::stop_token());
 }
 
 // The same, where such a thread gets on; elsewhere the calling thread does the work.

@@ -112,12 +112,19 @@ fs::path own_file() {
   return failed ? fs::path() : file;
 }
 
-// The folder where kernels/build.py puts the library, where this code was built beside it:
-// CHECKOUT/build/cpp/PRESET/tessera-server -> CHECKOUT/kernels/lib. Empty elsewhere.
-fs::path checkout_libraries() {
-  const fs::path cpp = own_file().parent_path().parent_path();
+// The folders of the library where this code was built beside it: that of its own sanitizers, where
+// it has some (build.sh), and CHECKOUT/build/cpp/PRESET/tessera-server -> CHECKOUT/kernels/lib, where
+// kernels/build.py puts it. None elsewhere.
+std::vector<fs::path> checkout_libraries() {
+  const fs::path preset = own_file().parent_path();
+  const fs::path cpp = preset.parent_path();
   if (cpp.filename() != "cpp" || cpp.parent_path().filename() != "build") return {};
-  return cpp.parent_path().parent_path() / "kernels" / "lib";
+  std::vector<fs::path> folders;
+#if defined(TESSERA_SANITIZED)
+  folders.push_back(preset / "lib");
+#endif
+  folders.push_back(cpp.parent_path().parent_path() / "kernels" / "lib");
+  return folders;
 }
 
 }  // namespace
@@ -130,7 +137,7 @@ std::vector<fs::path> library_folders(const std::vector<std::string>& given) {
       if (!part.empty()) folders.emplace_back(part);
     }
   }
-  if (const fs::path built = checkout_libraries(); !built.empty()) folders.push_back(built);
+  for (const fs::path& built : checkout_libraries()) folders.push_back(built);
   // site-packages/torch/lib -> site-packages/fbgemm_gpu
   if (const fs::path torch = torch_folder(); !torch.empty()) {
     const fs::path packages = torch.parent_path().parent_path();
