@@ -113,8 +113,8 @@ fs::path own_file() {
 }
 
 // The folders of the library where this code was built beside it: that of its own sanitizers, where
-// it has some (build.sh), and CHECKOUT/build/cpp/PRESET/tessera-server -> CHECKOUT/kernels/lib, where
-// kernels/build.py puts it. None elsewhere.
+// it has some (build.sh), and CHECKOUT/build/cpp/PRESET/tessera-server -> CHECKOUT/kernels/lib,
+// where kernels/build.py puts it. None elsewhere.
 std::vector<fs::path> checkout_libraries() {
   const fs::path preset = own_file().parent_path();
   const fs::path cpp = preset.parent_path();
