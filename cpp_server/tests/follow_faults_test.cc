@@ -107,14 +107,17 @@ TEST_F(FollowTest, AFolderThatCannotBeReadIsToldAndNotTakenForAnEmptyOne) {
 
 TEST_F(FollowTest, ACommitIsStagedAgainOnAThreadThatGetsOnWhereTheFirstDoesNot) {
   publish(1, 1, base);
+  TableRunner other;
+  CommitLock other_commits;
+  const auto version = open(other, other_commits, {.idle_thread_gets_on = [] { return true; }});
   std::vector<bool> idle;
-  runner.before_stage = [&] {
+  other.before_stage = [&] {
     idle.push_back(::sched_getscheduler(0) == SCHED_IDLE);
     // It has nothing of a CPU, as on a machine whose CPUs are all in use.
     if (idle.back()) std::this_thread::sleep_for(500ms);
   };
-  EXPECT_EQ(followed->poll(), Outcome::kChanged);
-  expect_state(1);
+  EXPECT_EQ(version->poll(), Outcome::kChanged);
+  EXPECT_EQ(version->state().number, 1);
   EXPECT_EQ(idle, (std::vector{true, false}));
 }
 

@@ -194,8 +194,10 @@ FollowedVersion::Staged FollowedVersion::stage_aside(CommitNumber number,
     }
   };
   stand_aside([&] {
-    if (model_.runner.weights()->on_host()) {
-      run_when_idle(work, kIdlePatience);
+    const auto gets_on = options_.idle_thread_gets_on != nullptr ? options_.idle_thread_gets_on
+                                                                 : idle_thread_gets_on;
+    if (model_.runner.weights()->on_host() && gets_on()) {
+      run_on_idle_thread(work, kIdlePatience);
     } else {
       work({});
     }

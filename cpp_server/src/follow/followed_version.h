@@ -49,6 +49,9 @@ class FollowedVersion {
     bool verify_golden = true;
     // Asked while a commit is read; true: it is left for later. Null: none is.
     std::function<bool()> stopping = nullptr;
+    // Whether a commit may be staged on a thread that runs while CPUs have nothing else to do.
+    // Null: where they had nothing to do lately.
+    bool (*idle_thread_gets_on)() = nullptr;
   };
   // What it changes; all of it outlives the version.
   struct Model {
