@@ -19,10 +19,12 @@ using namespace std::chrono_literals;
 TEST(IdleThreadTest, WorkIsDoneOnceOnAThreadOfTheClass) {
   std::vector<int> classes;
   std::thread::id thread;
-  run_on_idle_thread([&](const std::stop_token&) {
-    classes.push_back(::sched_getscheduler(0));
-    thread = std::this_thread::get_id();
-  });
+  run_on_idle_thread(
+      [&](const std::stop_token&) {
+        classes.push_back(::sched_getscheduler(0));
+        thread = std::this_thread::get_id();
+      },
+      {.share = 0});
   EXPECT_EQ(classes, std::vector{SCHED_IDLE});
   EXPECT_NE(thread, std::this_thread::get_id());
   EXPECT_NE(::sched_getscheduler(0), SCHED_IDLE);
@@ -32,22 +34,27 @@ TEST(IdleThreadTest, TheCallingThreadGoesOnWhereTheOtherHasTooLittleOfACpu) {
   std::vector<int> pieces;
   std::vector<std::thread::id> threads;
   int stopped = 0;
-  run_on_idle_thread(
-      [&](const std::stop_token& stop) {
-        threads.push_back(std::this_thread::get_id());
-        // A thread that sleeps has none, as one that waits for a CPU.
-        while (pieces.size() < 3) {
-          if (stop.stop_possible()) {
-            while (!stop.stop_requested()) std::this_thread::sleep_for(1ms);
+  // Where all CPUs are in use, the other thread may not have begun when it is given up.
+  for (int i = 0; i < 100 && threads.size() < 2; ++i) {
+    pieces.clear();
+    threads.clear();
+    run_on_idle_thread(
+        [&](const std::stop_token& stop) {
+          threads.push_back(std::this_thread::get_id());
+          // A thread that sleeps has none, as one that waits for a CPU.
+          while (pieces.size() < 3) {
+            if (stop.stop_possible()) {
+              while (!stop.stop_requested()) std::this_thread::sleep_for(1ms);
+            }
+            pieces.push_back(static_cast<int>(pieces.size()));
+            if (stop.stop_requested()) {
+              ++stopped;
+              return;
+            }
           }
-          pieces.push_back(static_cast<int>(pieces.size()));
-          if (stop.stop_requested()) {
-            ++stopped;
-            return;
-          }
-        }
-      },
-      {.share = 0.5, .length = 20ms});
+        },
+        {.share = 0.5, .length = 20ms});
+  }
   EXPECT_EQ(pieces, (std::vector{0, 1, 2}));
   EXPECT_EQ(stopped, 1);
   ASSERT_EQ(threads.size(), 2U);
