@@ -99,8 +99,8 @@ class IdleTime {
     constexpr std::chrono::milliseconds kLeast{100};
     constexpr std::chrono::seconds kMost{5};
     const auto passed = std::chrono::steady_clock::now() - at_;
-    if (at_ != std::chrono::steady_clock::time_point{} && passed < kLeast) return share_;
-    if (at_ == std::chrono::steady_clock::time_point{} || passed > kMost) {
+    if (passed < kLeast) return share_;
+    if (passed > kMost) {  // so it is at first: the clock begins when the machine does
       look();
       std::this_thread::sleep_for(kLeast);
     }
