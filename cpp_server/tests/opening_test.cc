@@ -2,7 +2,10 @@
 // tables.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <map>
 #include <random>
@@ -13,6 +16,7 @@
 #include <thread>
 
 #include "package/file_hash.h"
+#include "package/package_file.h"
 #include "package/scripted_source.h"
 #include "package/storages.h"
 #include "support.h"
@@ -38,6 +42,30 @@ TEST(FileHashTest, IsToldOnceItIsKnown) {
   std::string at_once;
   hash.tell([&](const FileHash::Result& result) { at_once = result.sha256; });
   EXPECT_EQ(at_once, "ab");
+}
+
+TEST(FileHashesTest, KnowFilesThatHaveNotChanged) {
+  const std::filesystem::path path =
+      std::filesystem::path(::testing::TempDir()) / "file_hashes_test";
+  std::ofstream(path) << "one";
+  const std::string first = PackageFile(path).identity();
+  EXPECT_EQ(PackageFile(path).identity(), first);
+  FileHashes hashes;
+  EXPECT_EQ(hashes.of(first), "");
+  hashes.add(first, "ab");
+  EXPECT_EQ(hashes.of(first), "ab");
+  // The same size and the same time, which the clock of the file system tells apart by now.
+  const auto written = std::filesystem::last_write_time(path);
+  std::string second = first;
+  for (int i = 0; i < 1'000 && second == first; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::ofstream(path) << "two";
+    std::filesystem::last_write_time(path, written);
+    second = PackageFile(path).identity();
+  }
+  EXPECT_NE(second, first);
+  EXPECT_EQ(hashes.of(second), "");
+  std::filesystem::remove(path);
 }
 
 TEST(FileHashTest, SaysWhyItCannotBeHad) {

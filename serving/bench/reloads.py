@@ -229,6 +229,8 @@ class Options:
     """How a server is measured; times in seconds, ``share`` of the capacity; ``reloads`` 0: ``phases`` phases.
 
     Attributes:
+        phase_s: of a phase with reloads.
+        still_s: of one without.
         most_stolen: of the CPUs, what the host may take in a phase that counts.
     """
 
@@ -236,6 +238,7 @@ class Options:
     phases: int
     reloads: int
     phase_s: float
+    still_s: float
     capacity_s: float
     warm_up_s: float
     pause_s: float
@@ -294,7 +297,8 @@ class Contender:
             if reloads:
                 stack.enter_context(self.reloader)
             stolen = Stolen()
-            self._load(self._record, "--rate", self.rate, "--duration-s", self._options.phase_s)
+            length_s = self._options.phase_s if reloads else self._options.still_s
+            self._load(self._record, "--rate", self.rate, "--duration-s", length_s)
             share = stolen.share()
         phase = read_phase(self._record, self._right, self.server, share)
         self._record.unlink()
@@ -397,6 +401,9 @@ def main() -> None:
     )
     parser.add_argument("--phase-s", type=float, default=20.0, help="seconds each (default 20)")
     parser.add_argument(
+        "--still-s", type=float, help="of phases without reloads (default: that of the others)"
+    )
+    parser.add_argument(
         "--pause-s", type=float, default=0.2, help="seconds between two reloads (default 0.2)"
     )
     parser.add_argument(
@@ -425,6 +432,7 @@ def main() -> None:
         phases=args.phases,
         reloads=args.reloads,
         phase_s=args.phase_s,
+        still_s=args.still_s or args.phase_s,
         capacity_s=min(10.0, args.phase_s),
         warm_up_s=1.0,
         pause_s=args.pause_s,

@@ -106,23 +106,53 @@ def test_probes_are_answered_while_a_thousand_hold_connections(kind, package):
         assert server.http("/readyz") == (200, "ready\n")
 
 
+@contextlib.contextmanager
+def no_descriptor_left(server):
+    """The server can open nothing more."""
+    pid = server.process.pid
+    held = descriptors(server)
+    lowest_free = next(number for number in itertools.count() if number not in held)
+    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, most))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def accept_failures(server):
+    return [line for line in server.log if line["event"] == "http_accept_failed"]
+
+
 def test_without_descriptors_the_log_stays_quiet(kind, package, drawn):
     """Clients that ask take the places of those that do not, and few lines tell of it."""
     with (
         RunningServer(kind, "--model", package, "--drain-propagation-ms", 0) as server,
         contextlib.ExitStack() as stack,
     ):
-        pid = server.process.pid
         server.predict(drawn.samples(1))
+        others = len(descriptors(server))
         idle = [http_client(server, stack) for _ in range(20)]
-        server.wait_for(lambda: len(descriptors(server)) >= len(idle))
-        held = descriptors(server)
-        lowest_free = next(number for number in itertools.count() if number not in held)
-        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, most))
-        for _ in range(5):
-            assert b" 200 " in probe(server, stack)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        server.wait_for(lambda: len(descriptors(server)) >= others + len(idle))
+        with no_descriptor_left(server):
+            for _ in range(5):
+                assert b" 200 " in probe(server, stack)
         server.predict(drawn.samples(1))
-        lines = [line for line in server.log if line["event"] == "http_accept_failed"]
-        assert len(lines) <= 2 * len(idle)
+        assert len(accept_failures(server)) <= 2 * len(idle)
+
+
+def test_a_probe_is_answered_where_there_is_neither_a_descriptor_nor_a_connection_to_close(
+    kind, package
+):
+    with (
+        RunningServer(kind, "--model", package, "--drain-propagation-ms", 0) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        assert b" 200 " in probe(server, stack)
+        with no_descriptor_left(server):
+            for _ in range(3):
+                assert b" 200 " in probe(server, stack)
+            silent = [http_client(server, stack) for _ in range(3)]
+            assert b" 200 " in probe(server, stack)
+            assert silent[0].recv(1) == b""  # closed in favour of the others
+        assert server.http("/readyz") == (200, "ready\n")

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
@@ -104,6 +105,49 @@ def test_a_version_is_loaded_beside_the_chosen_one(server, models, answer):
     load(server, "adds", version="2")  # numbers may be text
     load(server, "adds")
     assert ready(server, "adds") == {1, 2}
+
+
+class Trials(threading.Thread):
+    """The processes of a server that try a package, as long as this is entered."""
+
+    def __init__(self, server):
+        super().__init__()
+        self._parent = server.process.pid
+        self._end = threading.Event()
+        self.found = set()
+
+    def run(self):
+        while not self._end.is_set():
+            for process in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    parent = process.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+                    arguments = process.joinpath("cmdline").read_bytes().split(b"\0")
+                    if int(parent) == self._parent and b"--try-package" in arguments:
+                        self.found.add(process.name)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        self.join()
+
+
+def test_a_package_that_comes_again_is_not_tried_again(kind, tmp_path, variants, message, answers):
+    if kind != "cpp":
+        pytest.skip("tests/server/test_package_checker.py has that of tessera serve")
+    models = Models(tmp_path / "models", variants)
+    models.put("m", 1, "a")
+    with serve(kind, models, "explicit") as running:
+        for version, name, tries in ((2, "b", 1), (3, "a", 0), (4, "b", 0), (5, "c", 1)):
+            models.put("m", version, name)
+            with Trials(running) as trials:
+                load(running, "m")
+            response = running.predict(asking(message, "m"))
+            assert response.model_version == str(version)
+            assert bits(response) == answers(name, message).tobytes()
+            assert len(trials.found) == tries, version
 
 
 def test_a_label_moves_when_its_version_is_ready(server, models, answer):

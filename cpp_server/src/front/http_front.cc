@@ -116,6 +116,7 @@ void HttpFront::second_passed() {
     tick_();
   } catch (const std::bad_alloc&) {  // the next second may have the memory
   }
+  spare_.take();
   loop_.schedule(second_, loop_.now() + kTick);
 }
 
@@ -129,7 +130,7 @@ bool HttpFront::accept_one() {
       ::accept4(socket_.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (accepted < 0) {
     const int error = errno;
-    if (no_room(error)) stop_accepting(error);
+    if (no_room(error)) return make_room(error);
     // A client that has gone again is none; the next one may be there.
     return error == EINTR || error == ECONNABORTED;
   }
@@ -164,6 +165,12 @@ void HttpFront::close_oldest() {
   if (!connections_.empty()) {
     connections_.erase(unfinished != connections_.end() ? unfinished : connections_.begin());
   }
+}
+
+bool HttpFront::make_room(int error) {
+  if (connections_.empty() && (error == EMFILE || error == ENFILE) && spare_.give()) return true;
+  stop_accepting(error);
+  return false;
 }
 
 void HttpFront::stop_accepting(int error) {

@@ -5,7 +5,8 @@
 // new one finds no room, the oldest without a complete request is closed in its favour (it is idle
 // or slow; who sends a request at once is older for a moment only). Each has a time for its first
 // byte, for its request, and for the answer to be read. Where the system has no descriptor for a
-// new client, the oldest is closed as well, and the client is asked for again a moment later.
+// new client, the oldest is closed as well, and the client is asked for again a moment later; where
+// there is no other, the client has a spare one.
 //
 // Contract: the constructor listens and starts the thread, the destructor ends it; the page
 // functions are called on that thread and must outlive it. What a POST is answered with may come
@@ -25,6 +26,7 @@
 #include "front/socket.h"
 #include "http2/event_loop.h"
 #include "http2/server_tls.h"
+#include "http2/spare_descriptor.h"
 #include "server/log.h"
 
 namespace tessera {
@@ -80,6 +82,8 @@ class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
   // Lets one client in; false: there is none, or no room for it.
   bool accept_one();
   void close_oldest();
+  // Makes room after `error` of accept; true: there is some.
+  bool make_room(int error);
   void stop_accepting(int error);
   void second_passed();
 
@@ -95,6 +99,7 @@ class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
   http2::EventLoop::Timer second_;
   http2::EventLoop::Timer accept_again_;
   Connections connections_;  // the oldest first
+  http2::SpareDescriptor spare_;
   std::uint64_t accepted_ = 0;
   std::shared_ptr<LateAnswers> late_answers_;
   std::thread thread_;

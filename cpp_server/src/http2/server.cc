@@ -1,6 +1,5 @@
 #include "http2/server.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 
 #include "common/thread_name.h"
 #include "http2/connection.h"
+#include "http2/spare_descriptor.h"
 
 namespace tessera::http2 {
 namespace {
@@ -28,28 +28,6 @@ constexpr int kAcceptsPerTurn = 32;
 // What is read in a turn of all connections together, or a little more: they wait for one another
 // as long as that takes.
 constexpr std::size_t kReadBytes = 256 * 1024;
-
-// A descriptor that is kept so that there is one where the system has no other.
-class SpareDescriptor {
- public:
-  SpareDescriptor() { take(); }
-  ~SpareDescriptor() { give(); }
-  SpareDescriptor(const SpareDescriptor&) = delete;
-  SpareDescriptor& operator=(const SpareDescriptor&) = delete;
-
-  void take() {
-    if (descriptor_ < 0) descriptor_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  }
-  // False: it could not be taken again since it was given last.
-  bool give() {
-    if (descriptor_ < 0) return false;
-    ::close(std::exchange(descriptor_, -1));
-    return true;
-  }
-
- private:
-  int descriptor_ = -1;
-};
 
 // Runs once on the loop's thread, and is gone.
 class Once final : public EventLoop::Task {

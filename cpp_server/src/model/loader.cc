@@ -111,13 +111,17 @@ std::unique_ptr<FileHash> hash_of_file(const std::shared_ptr<const Checked>& che
   Contents contents =
       opening.has_value() ? opening->contents(/*unchanging=*/options.follow) : Contents();
   contents[kManifestRecord] = checked->manifest_bytes;
-  return std::make_unique<FileHash>(
-      [checked, contents, answering = options.answering,
-       kept = opening.has_value() ? opening->kept() : nullptr](const std::stop_token& stop) {
-        Pace pace(answering, CLOCK_THREAD_CPUTIME_ID, kShare);
-        return file_sha256(checked->records, checked->manifest.records, contents, stop,
-                           [&pace] { pace.rest(); });
-      });
+  return std::make_unique<FileHash>([checked, contents, answering = options.answering,
+                                     kept = opening.has_value() ? opening->kept() : nullptr,
+                                     known = options.file_hashes](const std::stop_token& stop) {
+    std::string sha256 = known != nullptr ? known->of(checked->file->identity()) : "";
+    if (!sha256.empty()) return sha256;
+    Pace pace(answering, CLOCK_THREAD_CPUTIME_ID, kShare);
+    sha256 = file_sha256(checked->records, checked->manifest.records, contents, stop,
+                         [&pace] { pace.rest(); });
+    if (known != nullptr && !sha256.empty()) known->add(checked->file->identity(), sha256);
+    return sha256;
+  });
 }
 
 }  // namespace
@@ -173,7 +177,8 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
     throw PackageError(path, error.what());
   }
   steps.done("operators");
-  if (on_cpu && options.before_opening != nullptr) options.before_opening(*checked->file);
+  std::string sha256 = unsigned_sha256(checked->manifest_bytes);
+  if (on_cpu && options.before_opening != nullptr) options.before_opening(*checked->file, sha256);
   tell(options, kTriedShare);
   std::optional<TimeLimit> limit;
   const bool limited = options.load_timeout_s > 0;
@@ -208,7 +213,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   }
   package.path = path;
   package.manifest = manifest;
-  package.base_sha256 = unsigned_sha256(checked->manifest_bytes);
+  package.base_sha256 = std::move(sha256);
   package.runner = std::move(runner);
   package.load_time = steps.total();
   package.steps = steps.all();

@@ -46,6 +46,8 @@ struct LoadOptions {
   // Whether calls are being answered, for which the hash of the whole file pauses; asked as long as
   // the package is there. Null: it pauses always.
   std::function<bool()> answering = nullptr;
+  // The hashes of files that were loaded before; null: none is known.
+  std::shared_ptr<FileHashes> file_hashes = nullptr;
   // Called between pieces of the work; it may block. Null: the work goes on at once.
   std::function<void()> rest = nullptr;
   // Large tables are neither compared nor read into memory, but mapped: to see whether the model
@@ -55,9 +57,10 @@ struct LoadOptions {
   bool follow = false;
   // Called with the share that is done, 0 to 1; what it throws ends the loading.
   std::function<void(double share)> progress = nullptr;
-  // Called for a package for CPUs once every byte has been compared and nothing has run yet. What
-  // it throws ends the loading.
-  std::function<void(const PackageFile& file)> before_opening = nullptr;
+  // Called for a package for CPUs, with the hash of its manifest (`base_sha256` below), once every
+  // byte has been compared and nothing has run yet. What it throws ends the loading.
+  std::function<void(const PackageFile& file, const std::string& manifest_sha256)> before_opening =
+      nullptr;
 };
 
 // A package that has passed every check and is ready for its first request.

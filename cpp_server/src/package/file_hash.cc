@@ -1,5 +1,6 @@
 #include "package/file_hash.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -8,6 +9,25 @@
 #include "csrc/idle_thread.h"
 
 namespace tessera {
+namespace {
+
+// More than anybody goes to and fro between.
+constexpr std::size_t kMostKnown = 1'024;
+
+}  // namespace
+
+std::string FileHashes::of(const std::string& identity) const {
+  const MutexLock lock(mutex_);
+  const auto found = std::find_if(known_.begin(), known_.end(),
+                                  [&](const auto& one) { return one.first == identity; });
+  return found != known_.end() ? found->second : "";
+}
+
+void FileHashes::add(std::string identity, std::string sha256) {
+  const MutexLock lock(mutex_);
+  if (known_.size() == kMostKnown) known_.pop_front();
+  known_.emplace_back(std::move(identity), std::move(sha256));
+}
 
 FileHash::FileHash(Compute compute)
     : thread_([this, compute = std::move(compute)](const std::stop_token& stop) {

@@ -2,14 +2,18 @@
 // needs it: what runs was compared with the manifest's hashes. It is what `sha256sum MODEL.pt`
 // prints, for people who want to know which file this is.
 //
-// Contract: any thread may call; nothing but the destructor blocks, and that for milliseconds.
+// Contract: any thread may call; nothing but FileHash's destructor blocks, and that for
+// milliseconds.
 #pragma once
 
+#include <cstddef>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -48,6 +52,21 @@ class FileHash {
   std::optional<Result> result_ TESSERA_GUARDED_BY(mutex_);
   std::vector<Listener> listeners_ TESSERA_GUARDED_BY(mutex_);
   std::jthread thread_;  // last: ends before what it uses
+};
+
+// Hashes of files that were loaded before, so that a file that comes again unchanged is not hashed
+// again. What serves is compared with the manifest's hashes each time.
+class FileHashes {
+ public:
+  // The hash of the file of that identity (PackageFile::identity); empty: it is not known.
+  std::string of(const std::string& identity) const;
+
+  void add(std::string identity, std::string sha256);
+
+ private:
+  mutable Mutex mutex_;
+  // The newest last.
+  std::deque<std::pair<std::string, std::string>> known_ TESSERA_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

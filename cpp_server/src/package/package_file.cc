@@ -15,9 +15,11 @@
 namespace tessera {
 namespace {
 
-std::int64_t modified_ns(const struct stat& status) {
-  return std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+std::int64_t nanoseconds(const timespec& time) {
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
+
+std::int64_t modified_ns(const struct stat& status) { return nanoseconds(status.st_mtim); }
 
 }  // namespace
 
@@ -35,9 +37,16 @@ PackageFile::PackageFile(std::string path) : path_(std::move(path)) {
   }
   size_ = static_cast<std::uint64_t>(status.st_size);
   modified_ns_ = modified_ns(status);
+  changed_ns_ = nanoseconds(status.st_ctim);
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
 }
 
 PackageFile::~PackageFile() { ::close(descriptor_); }
+
+std::string PackageFile::identity() const {
+  return text(device_, '/', inode_, '/', size_, '/', modified_ns_, '/', changed_ns_);
+}
 
 void PackageFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   if (offset > size_ || out.size() > size_ - offset) {

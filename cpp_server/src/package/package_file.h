@@ -31,6 +31,9 @@ class PackageFile {
   const std::string& path() const { return path_; }
   std::uint64_t size() const { return size_; }
   int descriptor() const { return descriptor_; }
+  // Another one for each file, and for each time that a file was written to, as far as the file
+  // system tells.
+  std::string identity() const;
 
   // Fills `out` from byte `offset`; the range must lie within the file.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
@@ -46,6 +49,9 @@ class PackageFile {
   int descriptor_ = -1;
   std::uint64_t size_ = 0;
   std::int64_t modified_ns_ = 0;
+  std::int64_t changed_ns_ = 0;  // its contents or what the file system says of it
+  std::uint64_t device_ = 0;
+  std::uint64_t inode_ = 0;
 };
 
 }  // namespace tessera

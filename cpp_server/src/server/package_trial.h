@@ -10,10 +10,14 @@
 // asks. A process that takes too long is killed. Beside serving it is stopped and let go on in
 // turns, so that it takes no more than its share of a CPU (pace.h) whatever it does.
 //
-// Contract: free functions. try_package blocks for as long as the trial takes; the process has the
-// priority of the calling thread and ends with it.
+// What has come back once is not tried again: a package is known by the hash of its manifest, which
+// has the hash of every byte that can run.
+//
+// Contract: PackageTrials: one thread at a time; try_package blocks for as long as the trial takes;
+// the process has the priority of the calling thread and ends with it.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
@@ -27,12 +31,24 @@ namespace tessera {
 // follow.
 inline constexpr const char* kTrialArgument = "--try-package";
 
-// Returns where the code of the package in `file` has come back within --load-timeout-s, and given
-// the golden answers. `answering` says whether calls are being answered, for which it pauses; null:
-// it does not pause. Pauses do not count. `waiting` is called every few milliseconds; what it
-// throws ends the trial. Throws PackageError naming the file and why it is not served.
-void try_package(const PackageFile& file, const ServerConfig& config,
-                 const std::function<bool()>& answering, const std::function<void()>& waiting);
+class PackageTrials {
+ public:
+  // `config` must outlive this.
+  explicit PackageTrials(const ServerConfig& config) : config_(config) {}
+
+  // Returns where the code of the package in `file` has come back within --load-timeout-s, and
+  // given the golden answers, now or before: `manifest_sha256` is that of its manifest, with which
+  // every record has been compared. `answering` says whether calls are being answered, for which
+  // the trial pauses; null: it does not pause. Pauses do not count. `waiting` is called every few
+  // milliseconds; what it throws ends the trial. Throws PackageError naming the file and why it is
+  // not served.
+  void try_package(const PackageFile& file, const std::string& manifest_sha256,
+                   const std::function<bool()>& answering, const std::function<void()>& waiting);
+
+ private:
+  const ServerConfig& config_;
+  std::deque<std::string> passed_;  // the hashes of manifests, the newest last
+};
 
 // What such a process does, given its arguments from kTrialArgument on: its exit status. Why a
 // package is not served is written to stderr.

@@ -18,7 +18,6 @@
 #include "package/records.h"
 #include "package/table_memory.h"
 #include "server/load_options.h"
-#include "server/package_trial.h"
 #include "server/security_flags.h"
 #include "server/shared_memory_flags.h"
 #include "server/version.h"
@@ -211,9 +210,11 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     fixed.emplace_back(names_.names[i], names_.versions[i]);
   }
-  const auto load = [this](const std::string& path, const RepositoryManager::Progress& progress,
-                           bool beside) {
+  const auto load = [this, hashes = std::make_shared<FileHashes>()](
+                        const std::string& path, const RepositoryManager::Progress& progress,
+                        bool beside) {
     LoadOptions options = load_options(config_, trusted_);
+    options.file_hashes = hashes;
     options.load_timeout_s = 0;
     options.beside = beside;
     options.follow = config_.follow;
@@ -230,8 +231,8 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
       options.rest = [&pace] { pace.rest(); };
       options.gpu.rest = [&copying] { copying.rest(); };
     }
-    options.before_opening = [&](const PackageFile& file) {
-      try_package(file, config_, others, [&] { progress(share); });
+    options.before_opening = [&](const PackageFile& file, const std::string& manifest_sha256) {
+      trials_.try_package(file, manifest_sha256, others, [&] { progress(share); });
     };
     return load_package(path, options);
   };

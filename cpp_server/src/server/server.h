@@ -32,6 +32,7 @@
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
+#include "server/package_trial.h"
 #include "server/signals.h"
 
 namespace tessera {
@@ -83,6 +84,7 @@ class Server {
   const Log& log_;
   SteadyClock clock_;
   const std::vector<PublicKey> trusted_;
+  PackageTrials trials_;  // of versions of repositories
   SignalWaiter signal_waiter_;
   SignalReader signals_;
   Names names_;

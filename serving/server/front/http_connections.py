@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import errno
 import math
+import os
 import socket
 import ssl
 import time
@@ -27,7 +28,8 @@ _SWEEP_S = 0.25
 _READ_BYTES = 4 * 1024
 """What is read of a connection before others have their turn: a body in chunks of a byte each takes over a
 millisecond a kilobyte."""
-_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
+_NO_ROOM = {*_NO_DESCRIPTOR, errno.ENOBUFS, errno.ENOMEM}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,7 @@ class HttpConnections:
         self._starved = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listeners: list[socket.socket] = []
+        self._spare: int | None = None  # a descriptor for where the system has no other
         # Filled and taken within one step of the loop, so one does for all connections.
         self.read_buffer = bytearray(_READ_BYTES)
 
@@ -132,6 +135,7 @@ class HttpConnections:
         """Accept connections from now on; ``listeners``, which listen, are closed by `stop`."""
         loop = asyncio.get_running_loop()
         self._listeners = list(listeners)
+        self._keep_spare()
         for listener in listeners:
             listener.setblocking(False)
             self._tasks.append(loop.create_task(self._accept(listener)))
@@ -147,6 +151,7 @@ class HttpConnections:
             shaking.cancel()
         for listener in self._listeners:
             listener.close()
+        self._give_spare()
         for transport in list(self._held):
             transport.abort()
 
@@ -165,6 +170,8 @@ class HttpConnections:
                 client, _ = await loop.sock_accept(listener)
             except OSError as error:
                 if error.errno in _NO_ROOM:
+                    if self._count() == 0 and error.errno in _NO_DESCRIPTOR and self._give_spare():
+                        continue
                     self._tell_starved(error)
                     self._make_room()
                     await asyncio.sleep(_RETRY_S)
@@ -191,6 +198,19 @@ class HttpConnections:
 
     def _count(self) -> int:
         return len(self._held) + len(self._handshakes)
+
+    def _keep_spare(self) -> None:
+        if self._spare is None:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def _give_spare(self) -> bool:
+        """Whether there was a spare descriptor, which is free now."""
+        if self._spare is None:
+            return False
+        os.close(self._spare)
+        self._spare = None
+        return True
 
     def _tell_starved(self, error: OSError) -> None:
         if not self._starved:
@@ -230,6 +250,7 @@ class HttpConnections:
         }
         while True:
             await asyncio.sleep(_SWEEP_S)
+            self._keep_spare()
             now = time.monotonic()
             for transport, connection in list(self._held.items()):
                 if now - connection.since > limits[connection.state]:

@@ -2,7 +2,8 @@
 
 A process that is forked before the server has any thread waits for jobs.  For each it forks another one, which
 reads the package, compares its hashes and runs the model for the first time, while CPUs have nothing else to do (`run_when_idle`).  A model that
-never ends, or ends its process, ends that one.  What was compared is handed over in memory (`CheckedContents`).
+never ends, or ends its process, ends that one.  A model that has run is known by the hash of its manifest, which has the hash of
+every byte of it, and does not run again when it comes again.  What was compared is handed over in memory (`CheckedContents`).
 The process that reads commits (`CommitReader`) is forked there as well.
 """
 
@@ -20,26 +21,33 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import torch
 
 from tessera.serving.package.handover import CheckedContents, SharedContents
 from tessera.serving.package.loading import Loading
 from tessera.serving.package.opening import LARGE_BYTES
-from tessera.serving.package.pace import Pace, stand_aside
+from tessera.serving.package.pace import Pace, is_idle, stand_aside
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.time_limit import TimeLimit, limited
 from tessera.serving.server.follow.commit_reader import CommitReader, answer_reads
 from tessera.serving.server.forked import fork
-from tessera.serving.server.idle_process import is_idle, run_when_idle
+from tessera.serving.server.idle_process import run_when_idle
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
 _MESSAGE_BYTES = 1 << 20
 _PROGRESS_PARTS = 64
 _FAILED = 1
+_MOST_KEPT = 1_024
+"""More than anybody goes to and fro between."""
+_HASH_PART = 1 / 4
+"""Of what work aside may use: nobody waits for a file's hash, and loads go on beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +77,8 @@ class PackageChecker:
         self._lock = threading.Lock()
         self._jobs = ours
         self._trusted_keys = options.trusted_keys
+        self._have_run = _Kept[str, bool]()  # the hashes of manifests
+        self._file_hashes = _Kept[_Identity, str]()
         # The next one starts with what this process has by now; its pages are shared as long as neither writes.
         gc.freeze()
         self.pid = fork(body, at_parents_end=signal.SIGKILL)
@@ -93,9 +103,9 @@ class PackageChecker:
         return ours
 
     @contextlib.contextmanager
-    def _job(self, kind: str, path: Path, *, beside_others: bool) -> Any:
+    def _job(self, kind: str, path: Path, *, beside_others: bool, has_run: str = "") -> Any:
         try:
-            ours = self._ask(kind=kind, path=str(path), beside=beside_others)
+            ours = self._ask(kind=kind, path=str(path), beside=beside_others, has_run=has_run)
         except OSError as error:
             raise PackageError(path, "cannot be checked: the process for it has ended") from error
         with ours:
@@ -106,18 +116,27 @@ class PackageChecker:
         return CommitReader(lambda: self._ask(kind="commits"), self._trusted_keys)
 
     @contextlib.contextmanager
-    def check(self, path: Path, progress: Callable[[int], None], *, beside_others: bool) -> Any:
+    def check(
+        self,
+        path: Path,
+        manifest_sha256: str,
+        progress: Callable[[int], None],
+        *,
+        beside_others: bool,
+    ) -> Any:
         """Check the package, and give its `CheckedContents`; blocks.
 
         Args:
             path: a package for CPUs.
+            manifest_sha256: of the manifest that the caller has read.
             progress: told the bytes that were compared.
             beside_others: whether other versions answer meanwhile, for which the work pauses.
 
         Raises:
             PackageError: it is not served; the message says why.
         """
-        with self._job("check", path, beside_others=beside_others) as channel:
+        has_run = manifest_sha256 if self._have_run.get(manifest_sha256) else ""
+        with self._job("check", path, beside_others=beside_others, has_run=has_run) as channel:
             while True:
                 message, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
                 told: dict[str, Any] = json.loads(message) if message else {}
@@ -132,6 +151,7 @@ class PackageChecker:
                         path,
                         "ends the process that loads it; its operators do not run on this machine",
                     )
+        self._have_run.keep(told["checked"], True)
         try:
             yield CheckedContents(
                 descriptor=descriptors[0],
@@ -144,15 +164,56 @@ class PackageChecker:
     def file_sha256(self, path: Path) -> str:
         """SHA-256 of the file, which is read again, with pauses; blocks for as long as that takes.
 
+        That of a file that was read before and is unchanged since, as far as the file system tells, is known.
+
         Raises:
             PackageError: it cannot be read, or is not what its manifest says.
         """
+        identity = _identity(path)
+        known = None if identity is None else self._file_hashes.get(identity)
+        if known is not None:
+            return known
         with self._job("hash", path, beside_others=True) as channel:
             told = json.loads(channel.recv(_MESSAGE_BYTES) or b"{}")
         if "sha256" not in told:
             raise PackageError(path, told.get("refused", "could not be read"))
         sha256: str = told["sha256"]
+        if identity is not None and identity == _identity(path):
+            self._file_hashes.keep(identity, sha256)
         return sha256
+
+
+_Identity: TypeAlias = tuple[int, ...]
+
+
+def _identity(path: Path) -> _Identity | None:
+    """Another one for each file, and for each time that it was written to; None: there is none."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+class _Kept(Generic[_Key, _Value]):
+    """What is known of the last `_MOST_KEPT` keys.  Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[_Key, _Value] = {}  # the newest last
+
+    def get(self, key: _Key) -> _Value | None:
+        """What is known of ``key``."""
+        with self._lock:
+            return self._values.get(key)
+
+    def keep(self, key: _Key, value: _Value) -> None:
+        """Know ``value`` of ``key`` from now on."""
+        with self._lock:
+            self._values.pop(key, None)
+            self._values[key] = value
+            if len(self._values) > _MOST_KEPT:
+                del self._values[next(iter(self._values))]
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:
@@ -182,17 +243,25 @@ def _read_commits(jobs: socket.socket, channel: socket.socket, options: CheckOpt
 
 
 def _run(job: dict[str, Any], channel: socket.socket, options: CheckOptions) -> int:
-    body = _check if job["kind"] == "check" else _hash
+    path = Path(job["path"])
+
+    def body(*, beside: bool = True) -> int:
+        if job["kind"] == "check":
+            return _check(path, channel, options, job["has_run"], Pace() if beside else None)
+        return _hash(path, channel, Pace(part=_HASH_PART) if beside else None)
+
     if not job["beside"]:
-        return body(Path(job["path"]), channel, options, None)
+        return body(beside=False)
     stand_aside()
-    return run_when_idle(lambda: body(Path(job["path"]), channel, options, Pace()))
+    return run_when_idle(body)
 
 
-def _check(path: Path, channel: socket.socket, options: CheckOptions, pace: Pace | None) -> int:
+def _check(
+    path: Path, channel: socket.socket, options: CheckOptions, has_run: str, pace: Pace | None
+) -> int:
     torch.set_num_threads(1)
     try:
-        return _check_and_hand_over(path, channel, options, pace)
+        return _check_and_hand_over(path, channel, options, has_run, pace)
     except PackageError as error:
         _tell(channel, refused=error.reason)
     except MemoryError as error:
@@ -201,7 +270,7 @@ def _check(path: Path, channel: socket.socket, options: CheckOptions, pace: Pace
 
 
 def _check_and_hand_over(
-    path: Path, channel: socket.socket, options: CheckOptions, pace: Pace | None
+    path: Path, channel: socket.socket, options: CheckOptions, has_run: str, pace: Pace | None
 ) -> int:
     records = Records(path)
     large = [entry.bytes for entry in records.entries if entry.bytes >= LARGE_BYTES]
@@ -213,7 +282,18 @@ def _check_and_hand_over(
     total = sum(entry.bytes for entry in loading.records.entries)
     loading.read(_Progress(channel, total).add)
     names = loading.opening.large_tables()
+    manifest_sha256 = hashlib.sha256(loading.records.manifest_bytes()).hexdigest()
+    if manifest_sha256 != has_run:
+        _run_model(loading, channel, options)
+    checked = {
+        "checked": manifest_sha256,
+        "offsets": dict(zip(names, contents.offsets, strict=True)),
+    }
+    socket.send_fds(channel, [json.dumps(checked).encode()], [contents.descriptor])
+    return 0
 
+
+def _run_model(loading: Loading, channel: socket.socket, options: CheckOptions) -> None:
     def refuse_endless(line: str) -> None:
         _tell(channel, refused=line)
 
@@ -224,19 +304,12 @@ def _check_and_hand_over(
         tell=refuse_endless,
         of_cpu=is_idle(),
     )
-    with limited(limit, path):
+    with limited(limit, loading.path):
         loading.build()
         loading.settle(verify_golden=options.verify_golden)
-    checked = {
-        "checked": hashlib.sha256(loading.records.manifest_bytes()).hexdigest(),
-        "offsets": dict(zip(names, contents.offsets, strict=True)),
-    }
-    socket.send_fds(channel, [json.dumps(checked).encode()], [contents.descriptor])
-    return 0
 
 
-def _hash(path: Path, channel: socket.socket, options: CheckOptions, pace: Pace | None) -> int:
-    del options
+def _hash(path: Path, channel: socket.socket, pace: Pace | None) -> int:
     try:
         records = Records(path)
         records.pace = pace

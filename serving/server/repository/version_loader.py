@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import threading
 import time
@@ -152,7 +153,10 @@ class PackageVersionLoader:
         if self._checker is None or loading.manifest.device != "cpu":
             at_priority(niceness, read)
             return False
-        with self._checker.check(loading.path, add, beside_others=beside_others) as contents:
+        manifest_sha256 = hashlib.sha256(loading.records.manifest_bytes()).hexdigest()
+        with self._checker.check(
+            loading.path, manifest_sha256, add, beside_others=beside_others
+        ) as contents:
             at_priority(niceness, take)
         loading.opening.offer()
         return True
