@@ -1,5 +1,6 @@
 #include "front/http_front.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -168,6 +169,9 @@ void HttpFront::close_oldest() {
 }
 
 bool HttpFront::make_room(int error) {
+  // Without a descriptor left, accept4 fails whether or not somebody is there.
+  pollfd waiting{.fd = socket_.descriptor(), .events = POLLIN, .revents = 0};
+  if (::poll(&waiting, 1, 0) == 0) return false;
   if (connections_.empty() && (error == EMFILE || error == ENFILE) && spare_.give()) return true;
   stop_accepting(error);
   return false;

@@ -82,7 +82,7 @@ class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
   // Lets one client in; false: there is none, or no room for it.
   bool accept_one();
   void close_oldest();
-  // Makes room after `error` of accept; true: there is some.
+  // Makes room for whoever waits after `error` of accept; true: there is some.
   bool make_room(int error);
   void stop_accepting(int error);
   void second_passed();

@@ -84,7 +84,7 @@ class Server {
   const Log& log_;
   SteadyClock clock_;
   const std::vector<PublicKey> trusted_;
-  PackageTrials trials_;  // of versions of repositories
+  PackageTrials trials_{config_};  // of versions of repositories
   SignalWaiter signal_waiter_;
   SignalReader signals_;
   Names names_;

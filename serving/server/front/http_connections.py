@@ -14,6 +14,7 @@ import contextlib
 import errno
 import math
 import os
+import select
 import socket
 import ssl
 import time
@@ -80,6 +81,29 @@ def bind_all(host: str, port: int) -> list[socket.socket]:
             each.close()
         raise
     return bound
+
+
+def _someone_waits(listener: socket.socket) -> bool:
+    ready = select.poll()
+    ready.register(listener, select.POLLIN)
+    return bool(ready.poll(0))
+
+
+async def _client_waited(listener: socket.socket) -> bool:
+    """Whether a client waits for ``listener``; where none does, return when one does.
+
+    Without a descriptor left, accept fails whether or not somebody is there.
+    """
+    if _someone_waits(listener):
+        return True
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(listener, lambda: came.done() or came.set_result(None))
+    try:
+        await came
+    finally:
+        loop.remove_reader(listener)
+    return False
 
 
 def listen_on(host: str, port: int) -> list[socket.socket]:
@@ -170,6 +194,8 @@ class HttpConnections:
                 client, _ = await loop.sock_accept(listener)
             except OSError as error:
                 if error.errno in _NO_ROOM:
+                    if not await _client_waited(listener):
+                        continue
                     if self._count() == 0 and error.errno in _NO_DESCRIPTOR and self._give_spare():
                         continue
                     self._tell_starved(error)
