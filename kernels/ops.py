@@ -103,10 +103,10 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``overlay_write(overlay) -> bool``, ``overlay_write_aside(overlay, share, seconds)``
     After `overlay_show`, beside lookups: the tables get the new rows, the first a piece of them, the second all as `overlay_make_aside` works.
     Afterwards lookups read the tables, and ``values`` hold what undoes it.
-``read_aside(out [bytes], descriptor, offset, share, idle_share)``
+``read_aside(out [bytes], descriptor, offset, share)``
     Reads ``bytes`` bytes (uint8) of an open file from ``offset``, on a thread that runs while CPUs have nothing else to do,
-    with pauses so that it uses ``idle_share`` of one CPU at most, or where they always have on the calling one, with
-    ``share``.  Raises ``RuntimeError`` where the file ends before.  No graph of a package may call it.  CPU only.
+    or on the calling one where they always have, with pauses so that it uses ``share`` of one CPU at most.  Raises
+    ``RuntimeError`` where the file ends before.  No graph of a package may call it.  CPU only.
 ``table_batch(dense, dense_present, ids, ids_present, list_..., first, rows, weighted)``
     Rows ``first`` to ``first + rows - 1`` of a table's columns as a batch, ``B = rows``: dense values ``[B, D]``
     (NaN where missing), lengths ``[F * B]`` int32 and ids ``[N]`` int64 feature after feature (those of one

@@ -21,20 +21,17 @@ namespace {
 // The kernel copies them at once: whoever waits for the CPU waits for no longer than that.
 constexpr int64_t kPieceBytes = 64 << 10;
 
-void read_aside(const at::Tensor& out, int64_t descriptor, int64_t offset, double share,
-                double idle_share) {
+void read_aside(const at::Tensor& out, int64_t descriptor, int64_t offset, double share) {
   TORCH_CHECK(out.scalar_type() == at::kByte && out.dim() == 1 && out.is_contiguous(),
               "out: a contiguous uint8 vector is needed, got ", out.scalar_type(), " ",
               out.sizes());
   TORCH_CHECK(offset >= 0, "offset: ", offset, ", expected 0 or more");
-  for (const double each : {share, idle_share}) {
-    TORCH_CHECK(each > 0 && each <= 1, "share: ", each, ", expected more than 0 and at most 1");
-  }
+  TORCH_CHECK(share > 0 && share <= 1, "share: ", share, ", expected more than 0 and at most 1");
   auto* const begin = static_cast<std::byte*>(out.mutable_data_ptr());
   const int64_t bytes = out.numel();
   int64_t done = 0;
+  Pauses pauses(share);
   run_when_idle([&](const std::stop_token& stop) {
-    Pauses pauses(is_idle() ? idle_share : share);
     while (done < bytes && !stop.stop_requested()) {
       const auto piece = static_cast<std::size_t>(std::min(kPieceBytes, bytes - done));
       const ssize_t got = ::pread(static_cast<int>(descriptor), begin + done, piece, offset + done);

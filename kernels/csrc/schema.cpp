@@ -86,9 +86,7 @@ TORCH_LIBRARY(tessera, m) {
   m.def("overlay_write(int overlay) -> bool");
   m.def("overlay_write_aside(int overlay, float share, float seconds) -> ()");
   m.def("overlay_drop(int overlay) -> ()");
-  m.def(
-      "read_aside(Tensor(a!) out, int descriptor, int offset, float share, float idle_share) -> "
-      "()");
+  m.def("read_aside(Tensor(a!) out, int descriptor, int offset, float share) -> ()");
   m.def(
       "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "
       "Tensor[] list_values, Tensor[] list_weights, Tensor[] list_starts, Tensor[] list_lengths, "

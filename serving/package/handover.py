@@ -133,7 +133,7 @@ class CheckedContents:
     def _read(self, piece: memoryview, offset: int, pace: Pace | None) -> None:
         if pace is not None and is_built_for("read_aside", "cpu"):
             into = torch.frombuffer(piece, dtype=torch.uint8)
-            torch.ops.tessera.read_aside(into, self.descriptor, offset, pace.share, pace.idle_share)
+            torch.ops.tessera.read_aside(into, self.descriptor, offset, pace.share)
             return
         done = 0
         while done < len(piece):

@@ -20,7 +20,6 @@ ASIDE_NICENESS = 10
 
 _SHARE_OF_ALL = 1 / 10
 _SHARE_OF_ONE = 1 / 3
-_IDLE_SHARE_OF_ALL = 1 / 4
 _LEAST_S = 0.0001
 _MOST_S = 0.05
 """A piece that took longer than it should is not paid for by seconds of silence."""
@@ -39,23 +38,10 @@ def aside_share(cpus: int) -> float:
     return min(_SHARE_OF_ALL * cpus, _SHARE_OF_ONE)
 
 
-def idle_share(cpus: int) -> float:
-    """What it may use where it runs only while CPUs have nothing else to do: a quarter of all, and one at most.
-
-    It delays others by the caches and the memory alone.
-    """
-    return min(_IDLE_SHARE_OF_ALL * cpus, 1.0)
-
-
-def is_idle() -> bool:
-    """Whether this thread runs only while CPUs have nothing else to do."""
-    return hasattr(os, "SCHED_IDLE") and os.sched_getscheduler(0) == os.SCHED_IDLE
-
-
 @functools.cache
-def _cpus() -> int:
-    """What this process may use; control groups' files are read once, as a server has a pace for each commit."""
-    return usable_cpus()
+def _share() -> float:
+    """What this process's threads may use; control groups' files are read once, as a server has a pace for each commit."""
+    return aside_share(usable_cpus())
 
 
 def pause_behind(used: float, passed: float, share: float) -> float:
@@ -73,12 +59,10 @@ class Pace:
 
     Attributes:
         share: of one CPU, what the thread uses.
-        idle_share: the same of a thread of its own that is idle (`is_idle`).
     """
 
     def __init__(self, for_s: float = math.inf, part: float = 1.0) -> None:
-        self.idle_share = part * idle_share(_cpus())
-        self.share = self.idle_share if is_idle() else part * aside_share(_cpus())
+        self.share = part * _share()
         self._until = time.monotonic() + for_s
         self._last = time.monotonic()
         self._used = time.thread_time()

@@ -38,6 +38,11 @@ def be_idle() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
+def is_idle() -> bool:
+    """Whether this process does."""
+    return os.sched_getscheduler(0) == os.SCHED_IDLE
+
+
 class Starvation:
     """Whether a process that has work gets too little of a CPU.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 from typing import Any
 
 from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.event_loop import run_loop
 from tessera.serving.server.log import make_logger
 from tessera.serving.server.log_writer import LogWriter
 from tessera.serving.server.repository.checker import PackageChecker
@@ -33,7 +33,7 @@ def serve_until_signal(config: ServerConfig) -> int:
         if config.processes > 1:
             return Supervisor(config, log).run()
         try:
-            return asyncio.run(_serve(config, log, writer, checker))
+            return run_loop(_serve(config, log, writer, checker))
         finally:
             if checker is not None:
                 checker.close()

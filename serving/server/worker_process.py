@@ -15,6 +15,7 @@ from typing import Any
 import tessera
 from tessera.errors import UserError
 from tessera.serving.server.config import ModelSource, ServerConfig
+from tessera.serving.server.event_loop import run_loop
 from tessera.serving.server.front.host_rule import HostRule
 from tessera.serving.server.front.http_front import HttpFront
 from tessera.serving.server.front.pages import Pages
@@ -165,7 +166,7 @@ def _run(config: ServerConfig, serve: Callable[[Any, LogWriter], Any]) -> int:
     with LogWriter.of_stderr() as writer, contextlib.redirect_stderr(writer):
         log = make_logger(config.log_level, config.log_format, writer)
         try:
-            return int(asyncio.run(serve(log, writer)))
+            return int(run_loop(serve(log, writer)))
         except UserError as error:
             print(f"tessera serve: error: {error}", file=sys.stderr)
             return 2

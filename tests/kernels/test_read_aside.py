@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 def read_aside(out: torch.Tensor, path: Path, offset: int, share: float = 1.0) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        torch.ops.tessera.read_aside(out, descriptor, offset, share, 1.0)
+        torch.ops.tessera.read_aside(out, descriptor, offset, share)
     finally:
         os.close(descriptor)
 
@@ -44,7 +44,7 @@ def test_a_file_that_ends_before_is_told(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_told() -> None:
     with pytest.raises(RuntimeError, match="cannot be read: Bad file descriptor"):
-        torch.ops.tessera.read_aside(torch.empty(1, dtype=torch.uint8), -1, 0, 1.0, 1.0)
+        torch.ops.tessera.read_aside(torch.empty(1, dtype=torch.uint8), -1, 0, 1.0)
 
 
 @pytest.mark.parametrize(

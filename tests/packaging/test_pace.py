@@ -6,13 +6,10 @@ import time
 
 import pytest
 
-from tessera.cpus import usable_cpus
 from tessera.serving.package.pace import (
     ASIDE_NICENESS,
     Pace,
     aside_share,
-    idle_share,
-    is_idle,
     pause_behind,
     stand_aside,
 )
@@ -30,24 +27,9 @@ def test_the_share_is_a_tenth_of_all_cpus_and_no_more_than_a_third_of_one():
     assert [aside_share(cpus) for cpus in (1, 2, 4, 64)] == pytest.approx([0.1, 0.2, 1 / 3, 1 / 3])
 
 
-def test_an_idle_thread_has_a_quarter_of_all_cpus_and_no_more_than_one():
-    assert [idle_share(cpus) for cpus in (1, 2, 4, 64)] == [0.25, 0.5, 1.0, 1.0]
-    paces = []
-
-    def body():
-        paces.append(Pace(part=0.5))
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        assert is_idle()
-        paces.append(Pace(part=0.5))
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    assert not is_idle()
-    usual, idle = paces
-    assert usual.share == pytest.approx(0.5 * aside_share(usable_cpus()))
-    assert usual.idle_share == idle.share == idle.idle_share
-    assert idle.share == pytest.approx(0.5 * idle_share(usable_cpus()))
+def test_a_part_of_the_share(monkeypatch):
+    monkeypatch.setattr("tessera.serving.package.pace._share", lambda: 0.2)
+    assert (Pace().share, Pace(part=0.25).share) == (0.2, pytest.approx(0.05))
 
 
 def test_work_pauses(monkeypatch):

@@ -169,7 +169,7 @@ void HttpFront::close_oldest() {
 }
 
 bool HttpFront::make_room(int error) {
-  // Without a descriptor left, accept4 fails whether or not somebody is there.
+  // accept4 fails where there is no descriptor, also if no client waits.
   pollfd waiting{.fd = socket_.descriptor(), .events = POLLIN, .revents = 0};
   if (::poll(&waiting, 1, 0) == 0) return false;
   if (connections_.empty() && (error == EMFILE || error == ENFILE) && spare_.give()) return true;

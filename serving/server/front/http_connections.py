@@ -92,15 +92,15 @@ def _someone_waits(listener: socket.socket) -> bool:
 async def _client_waited(listener: socket.socket) -> bool:
     """Whether a client waits for ``listener``; where none does, return when one does.
 
-    Without a descriptor left, accept fails whether or not somebody is there.
+    Without a descriptor accept fails also where no client waits.
     """
     if _someone_waits(listener):
         return True
     loop = asyncio.get_running_loop()
-    came: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(listener, lambda: came.done() or came.set_result(None))
+    came = asyncio.Event()
+    loop.add_reader(listener, came.set)
     try:
-        await came
+        await came.wait()
     finally:
         loop.remove_reader(listener)
     return False

@@ -28,12 +28,12 @@ import torch
 from tessera.serving.package.handover import CheckedContents, SharedContents
 from tessera.serving.package.loading import Loading
 from tessera.serving.package.opening import LARGE_BYTES
-from tessera.serving.package.pace import Pace, is_idle, stand_aside
+from tessera.serving.package.pace import Pace, stand_aside
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.time_limit import TimeLimit, limited
 from tessera.serving.server.follow.commit_reader import CommitReader, answer_reads
 from tessera.serving.server.forked import fork
-from tessera.serving.server.idle_process import run_when_idle
+from tessera.serving.server.idle_process import is_idle, run_when_idle
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -47,7 +47,7 @@ _FAILED = 1
 _MOST_KEPT = 1_024
 """More than anybody goes to and fro between."""
 _HASH_PART = 1 / 4
-"""Of what work aside may use: nobody waits for a file's hash, and loads go on beside it."""
+"""The hash of a file has this part of the share of work aside: nobody waits for it, and loads go on beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
