@@ -176,14 +176,13 @@ inline void run_on_idle_thread(const std::function<void(const std::stop_token& s
   try {
     thread = std::thread([shared, &work] {
       static_cast<void>(::pthread_setname_np(::pthread_self(), "idle"));
+      const bool mine = be_idle() && !shared->begun.exchange(true);
       try {
-        const bool mine = be_idle() && !shared->begun.exchange(true);
         if (mine) work(shared->stop.get_token());
-        shared->end.set_value(mine);
       } catch (...) {
         shared->failure = std::current_exception();
-        shared->end.set_value(true);
       }
+      shared->end.set_value(mine);  // this thread has let go of the exception, too
     });
   } catch (const std::system_error&) {
     return work(std::stop_token());

@@ -140,14 +140,20 @@ def test_a_package_that_comes_again_is_not_tried_again(kind, tmp_path, variants,
     models = Models(tmp_path / "models", variants)
     models.put("m", 1, "a")
     with serve(kind, models, "explicit") as running:
-        for version, name, tries in ((2, "b", 1), (3, "a", 0), (4, "b", 0), (5, "c", 1)):
+        for version, name, new in (
+            (2, "b", True),
+            (3, "a", False),
+            (4, "b", False),
+            (5, "c", True),
+        ):
             models.put("m", version, name)
             with Trials(running) as trials:
                 load(running, "m")
             response = running.predict(asking(message, "m"))
             assert response.model_version == str(version)
             assert bits(response) == answers(name, message).tobytes()
-            assert len(trials.found) == tries, version
+            # One that had too few CPUs is begun again in another process.
+            assert bool(trials.found) == new, version
 
 
 def test_a_label_moves_when_its_version_is_ready(server, models, answer):
