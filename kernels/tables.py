@@ -9,8 +9,10 @@ Shapes: ``R`` rows of a table, ``D`` its dimension, ``F`` features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -34,10 +36,37 @@ TABLE_SCALE_SHIFT = 32
 """A scale shift under which all rows share one scale."""
 DEFAULT_ROW_ALIGNMENT_BYTES = 16
 """The CUDA kernels read 16 bytes per thread where rows allow it."""
+_DRAM_BYTES = 64
+"""What a GPU's memory moves at a time (NOTES.md)."""
 
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def _dram_pieces(row_bytes: int, stride: int) -> Fraction:
+    """Mean number of pieces of `_DRAM_BYTES` that a row of so many bytes touches; the first row begins at one."""
+    period = _DRAM_BYTES // math.gcd(stride, _DRAM_BYTES)
+    begins = [row * stride % _DRAM_BYTES for row in range(period)]
+    return Fraction(sum(-(-(begin + row_bytes) // _DRAM_BYTES) for begin in begins), period)
+
+
+def scale_lies_beside(data_bytes: int, pair_bytes: int) -> bool:
+    """Whether a GPU reads less where a row's scale lies behind its bytes than where scales lie in an array of their own.
+
+    An id of a large table finds neither its row nor its scale in a cache, and the GPU's memory moves whole pieces of 64
+    bytes: one more for a scale of its own place.  Behind the row the scale may lie in a piece that is read
+    anyway, but makes rows longer where their padding has no room for it.  Where both move as much, scales lie
+    apart: that takes less memory, and the scales of frequent rows stay in a cache.
+
+    Args:
+        data_bytes: of a row.
+        pair_bytes: of its scale and bias.
+    """
+    apart = _round_up(data_bytes, DEFAULT_ROW_ALIGNMENT_BYTES)
+    behind = _round_up(data_bytes, 4) + pair_bytes
+    beside = _round_up(behind, DEFAULT_ROW_ALIGNMENT_BYTES)
+    return _dram_pieces(behind, beside) < _dram_pieces(data_bytes, apart) + 1
 
 
 def scale_count(rows: int, scale_shift: int) -> int:
@@ -175,7 +204,7 @@ def _scale_type(table: TableRows) -> ScaleType:
 
 
 def _place_table(
-    table: TableRows, start: int, *, scale_beside: bool, row_alignment: int
+    table: TableRows, start: int, *, scale_beside: bool | None, row_alignment: int
 ) -> tuple[TablePlace, int]:
     """The table's place from byte ``start`` on, and the first byte after it."""
     data_bytes = table.weight_type.data_bytes(table.dim)
@@ -191,6 +220,8 @@ def _place_table(
         scale_shift=table.scale_shift,
     )
     by_row = scale_type in (ScaleType.FLOAT16, ScaleType.FLOAT32) and table.scale_shift == 0
+    if scale_beside is None:
+        scale_beside = scale_lies_beside(data_bytes, pair_bytes)
     if scale_beside and by_row:
         # A GPU copies a pair of fp16 as one word.
         scale_at = _round_up(data_bytes, 4)
@@ -212,14 +243,15 @@ def _place_table(
 def pack_tables(
     tables: Sequence[TableRows],
     *,
-    scale_beside: bool = False,
+    scale_beside: bool | None = False,
     row_alignment: int = DEFAULT_ROW_ALIGNMENT_BYTES,
 ) -> PackedTables:
     """Lay tables out in one buffer on the first table's device.
 
     Args:
         tables: at least one; all on one device.
-        scale_beside: put a row's scale behind its data instead of in an array of its own.
+        scale_beside: put a row's scale behind its data instead of in an array of its own; None: as
+            `scale_lies_beside` says of each table.
         row_alignment: rows start on multiples of this many bytes.
 
     Raises:

@@ -70,13 +70,13 @@ class Layout:
 
     Attributes:
         scale_shift: rows that share a scale, as a power of two.
-        beside: a row's scale behind its bytes instead of in an array of its own.
+        beside: a row's scale behind its bytes instead of in an array of its own; None: as in packages.
         blocks: in the rows, a code per 16 columns: the same bytes read as BLOCK_INT8.
         row_alignment: bytes that rows start on multiples of.
     """
 
     scale_shift: int = 0
-    beside: bool = False
+    beside: bool | None = False
     blocks: bool = False
     row_alignment: int = DEFAULT_ROW_ALIGNMENT_BYTES
 

@@ -71,6 +71,8 @@ MOST_OUT_BYTES = 3 << 30
 def layouts_of(weight_type: RowType, *, fixed: bool) -> dict[str, Layout]:
     """The layouts to measure of a weight type, by label; the first one holds FBGEMM's values."""
     layouts = {"row scale": Layout()}
+    if weight_type in (INT8, INT4) and not fixed:
+        layouts["as packaged"] = Layout(beside=None)
     # The multi-hot tables do not fit in the device's memory once more.
     if weight_type is INT4 or (weight_type is INT8 and not fixed):
         layouts["row scale beside"] = Layout(beside=True)

@@ -20,6 +20,7 @@ from tessera.kernels.tables import (
     from_fbgemm_rows,
     make_plan,
     pack_tables,
+    scale_lies_beside,
 )
 
 
@@ -55,6 +56,31 @@ def test_float_types_round_like_casts():
     # e4m3 keeps 3 bits after the first: relative error 2^-4, absolute 2^-10 of the scaled row.
     bound = values.abs() * 2**-4 + fp8.scale[:, :1] * 2**-10
     assert bool(((decoded(fp8) - values).abs() <= bound).all())
+
+
+def pieces_of_memory(row_bytes, stride):
+    """The 64-byte pieces of memory that each of 64 rows of so many bytes touches, added up."""
+    return sum(
+        len({byte // 64 for byte in range(row * stride, row * stride + row_bytes)})
+        for row in range(64)
+    )
+
+
+@pytest.mark.parametrize("data_bytes", [*range(1, 70), 96, 100, 112, 126, 128, 130, 192, 200, 1000])
+def test_a_scale_lies_where_a_gpu_reads_less(data_bytes):
+    up = -(-data_bytes // 4) * 4
+    apart = pieces_of_memory(data_bytes, -(-data_bytes // 16) * 16) + 64
+    beside = pieces_of_memory(up + 4, -(-(up + 4) // 16) * 16)
+    assert scale_lies_beside(data_bytes, 4) == (beside < apart)
+
+
+def test_each_table_has_its_scales_where_a_gpu_reads_less():
+    tables = [quantize_table(torch.randn(5, dim), INT8) for dim in (32, 64)]
+    beside, apart = pack_tables(tables, scale_beside=None).places
+    assert (beside.row_stride, beside.scale_stride) == (48, 48)
+    assert beside.scale_offset == beside.data_offset + 32
+    assert (apart.row_stride, apart.scale_stride) == (64, 4)
+    assert apart.scale_offset == apart.data_offset + 5 * 64 + 64  # at a multiple of 128
 
 
 def test_every_fp8_code_is_decoded():

@@ -66,10 +66,10 @@ def uses_cuda() -> bool:
 
 
 def rank_device() -> torch.device:
-    """The device of the rank that asks (called inside a function on a rank)."""
-    return (
-        torch.device("cuda", int(os.environ["LOCAL_RANK"])) if uses_cuda() else torch.device("cpu")
-    )
+    """The device of the rank that asks (called inside a function on a rank; elsewhere: that of the first)."""
+    if not uses_cuda():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def whole_on_each_rank(table: Any) -> torch.Tensor:

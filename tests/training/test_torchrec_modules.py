@@ -28,8 +28,9 @@ from tessera.training.modules.embedding_tower import (
     EmbeddingTowerCollection,
     tower_input_params,
 )
-from tessera.training.modules.regroup import KTRegroupAsDict, arguments_of_operator
+from tessera.training.modules.regroup import KTRegroupAsDict
 from tessera.training.sparse.jagged_tensor import regroup_kts
+from tessera.training.sparse.keyed import regrouping_of
 
 N = 5
 TWO_SAMPLES = KeyedJaggedTensor(
@@ -255,12 +256,11 @@ def test_many_groups_of_columns_of_changing_tensors(device):
         by_name = {name: own for keyed in given for name, own in keyed.to_dict().items()}
         expected = [torch.cat([by_name[name] for name in group], dim=1) for group in groups]
         for _ in range(2):
-            found = list(module(given).values())
-            assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-            same_gradients(torch.cat(found, 1), torch.cat(expected, 1), values)
+            for found in (list(module(given).values()), regroup_kts(given, groups)):
+                assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+                same_gradients(torch.cat(found, 1), torch.cat(expected, 1), values)
         if device.type == "cpu":  # as it is done on a GPU
-            operator = arguments_of_operator(values[0], given, groups)
-            by_operator = torch.ops.fbgemm.permute_multi_embedding(values, *operator)
+            by_operator = regrouping_of(given, groups).by_operator(values)
             assert all(torch.equal(*pair) for pair in zip(by_operator, expected, strict=True))
 
 

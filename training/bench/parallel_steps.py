@@ -79,7 +79,8 @@ def batches(library: Library, shape: Shape) -> Iterator[Any]:
             )
 
         def record_stream(self, stream: torch.Stream) -> None:
-            """Batches are kept, so that no memory is used anew."""
+            self.ids.record_stream(stream)
+            self.labels.record_stream(stream)
 
     drawn = []
     generator = torch.Generator().manual_seed(dist.get_rank())

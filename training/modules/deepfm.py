@@ -37,6 +37,12 @@ def _pair_sums(numbers: Tensor) -> Tensor:
     return (square_of_sum - sum_of_squares) * 0.5
 
 
+def _pair_sums_by_powers(numbers: Tensor) -> Tensor:
+    """`_pair_sums` in fewer operations with its gradient; a GPU waits for each of them to be started."""
+    square_of_sum = numbers.sum(dim=1, keepdim=True).square()
+    return (square_of_sum - numbers.square().sum(dim=1, keepdim=True)) * 0.5
+
+
 class _PairSums(torch.autograd.Function):
     """`_pair_sums` with a gradient in two steps, whose bits are those of autograd's own six."""
 
@@ -67,8 +73,7 @@ class _PairSums(torch.autograd.Function):
     def serves(numbers: Tensor) -> bool:
         """Whether its gradient is asked for, is of the type of ``numbers``, and they are many."""
         return (
-            not is_traced(numbers)
-            and numbers.requires_grad
+            numbers.requires_grad
             and numbers.numel() >= _MANY
             and not torch.is_autocast_enabled(numbers.device.type)
         )
@@ -98,6 +103,9 @@ class FactorizationMachine(nn.Module):
         """Tensors ``[B, vectors, columns]`` or ``[B, columns]`` to ``[B, 1]``."""
         numbers = _side_by_side(embeddings)
         if not is_scripting():  # noqa: SIM102 - TorchScript leaves out the inner one alone
-            if _PairSums.serves(numbers):
-                return _PairSums.of(numbers)
+            if not is_traced(numbers):
+                if numbers.is_cuda:
+                    return _pair_sums_by_powers(numbers)
+                if _PairSums.serves(numbers):
+                    return _PairSums.of(numbers)
         return _pair_sums(numbers)

@@ -7,15 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.embedding_configs import DataType, data_type_to_dtype
 from tessera.training.sparse.checks import is_traced, values_are_unknown
 from tessera.training.sparse.jagged_tensor import KeyedTensor
-from tessera.training.sparse.keyed import runs_of_groups
+from tessera.training.sparse.keyed import regrouping_of
 from tessera.training.sparse.script_types import is_scripting
-
-_OPERATOR_FROM = 9
-"""So many runs of columns make FBGEMM's operator, one kernel, faster than views and ``torch.cat`` on a GPU."""
 
 
 class KTRegroupAsDict(nn.Module):
@@ -42,10 +38,7 @@ class KTRegroupAsDict(nn.Module):
         self._keys = keys
         self._dtype = None if emb_dtype is None else data_type_to_dtype(emb_dtype)
         self._seen: Any = None
-        self._runs: Any = None
-        self._operator: Any = None
-        self._operator_device: Any = None
-        self._by_kernel = False
+        self._regrouping: Any = None
 
     def forward(self, keyed_tensors: list[KeyedTensor]) -> dict[str, Tensor]:
         """The columns of each group side by side, ``[B, columns]``, by its name.
@@ -70,40 +63,7 @@ class KTRegroupAsDict(nn.Module):
             return KeyedTensor.regroup(keyed_tensors, self._groups)
         seen = [(keyed.keys(), keyed.length_per_key(), keyed.key_dim()) for keyed in keyed_tensors]
         if seen != self._seen:
-            self._runs, self._operator = runs_of_groups(keyed_tensors, self._groups), None
+            self._regrouping = regrouping_of(keyed_tensors, self._groups)
             self._seen = [(list(keys), list(lengths), dim) for keys, lengths, dim in seen]
-            self._by_kernel = sum(map(len, self._runs)) >= _OPERATOR_FROM
-        first = values[0]
-        if not (self._by_kernel and first.is_cuda):
-            return self._by_views(values)
-        dtype = first.dtype
-        for own in values:
-            if own.dim() != 2 or own.dtype != dtype:
-                return self._by_views(values)
-        if self._operator is None or self._operator_device != first.device:
-            self._operator = arguments_of_operator(first, keyed_tensors, self._groups)
-            self._operator_device = first.device
-            # They are copied there by the current stream, and used by any stream.
-            torch.cuda.synchronize(first.device)
-        regrouped: list[Tensor] = torch.ops.fbgemm.permute_multi_embedding(values, *self._operator)
+        regrouped: list[Tensor] = self._regrouping.of(values)
         return regrouped
-
-    @torch.jit.unused
-    def _by_views(self, values: list[Tensor]) -> list[Tensor]:
-        """The groups by views of their columns, which are put together where they are not neighbours."""
-        regrouped = []
-        for runs in self._runs:
-            dim = self._seen[runs[0][0]][2]
-            pieces = [values[source].narrow(dim, first, width) for source, first, width in runs]
-            regrouped.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim))
-        return regrouped
-
-
-def arguments_of_operator(
-    values: Tensor, keyed_tensors: list[KeyedTensor], groups: list[list[str]]
-) -> Any:
-    """What FBGEMM's ``permute_multi_embedding`` takes besides values ``[B, columns]``, on the device of ``values``."""
-    load_sparse_operators()
-    keys = [keyed.keys() for keyed in keyed_tensors]
-    lengths = [keyed.length_per_key() for keyed in keyed_tensors]
-    return torch.ops.fbgemm.kt_regroup_arguments(values, keys, lengths, groups)

@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from tessera.training.sparse.checks import values_are_unknown
 from tessera.training.sparse.layout import place_of, running_sum
 from tessera.training.sparse.outside_script import OutsideScript
+from tessera.training.sparse.regrouping import Regrouping
 from tessera.training.sparse.script_types import Device, is_scripting
 
 
@@ -208,7 +212,41 @@ def runs_of_groups(
     return found
 
 
+_MOST_REGROUPINGS = 256
+_regroupings: dict[Any, Regrouping] = {}
+
+
+def regrouping_of(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> Regrouping:
+    """What puts the columns of tensors with these keys and lengths into these groups.
+
+    Raises:
+        KeyError, ValueError: see `runs_of_groups`.
+    """
+    keys = [keyed.keys() for keyed in keyed_tensors]
+    lengths = [keyed.length_per_key() for keyed in keyed_tensors]
+    dims = [keyed.key_dim() for keyed in keyed_tensors]
+    alike = (*map(tuple, keys), *map(tuple, lengths), *dims, *map(tuple, groups))
+    found = _regroupings.get(alike)
+    if found is None:
+        runs = runs_of_groups(keyed_tensors, groups)
+        found = Regrouping(
+            [list(own) for own in keys],
+            [list(own) for own in lengths],
+            dims,
+            [list(group) for group in groups],
+            runs,
+        )
+        if len(_regroupings) == _MOST_REGROUPINGS:
+            _regroupings.pop(next(iter(_regroupings)))
+        _regroupings[alike] = found
+    return found
+
+
 def _regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    if not is_scripting():
+        values = [keyed.values() for keyed in keyed_tensors]
+        if not values_are_unknown(*values):
+            return regrouping_of(keyed_tensors, groups).of(values)
     regrouped: list[Tensor] = []
     for runs in runs_of_groups(keyed_tensors, groups):
         dim = keyed_tensors[runs[0][0]].key_dim()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.row_types import RowType
+from tessera.kernels.tables import scale_lies_beside
 from tessera.serving.package.manifest import Placement, TableInfo
 
 TABLE_ALIGNMENT_BYTES = 64
@@ -101,9 +102,11 @@ def lay_out(
         start = sizes[at.shard]
         header = kind.header_bytes
         if for_gpu:
-            stride = _round_up(kind.data_bytes(dim), GPU_ROW_ALIGNMENT_BYTES)
-            behind = _round_up(kind.data_bytes(dim), GPU_SCALE_ALIGNMENT_BYTES)
-            if header and behind + header <= stride:
+            data_bytes = kind.data_bytes(dim)
+            stride = _round_up(data_bytes, GPU_ROW_ALIGNMENT_BYTES)
+            if header and scale_lies_beside(data_bytes, header):
+                behind = _round_up(data_bytes, GPU_SCALE_ALIGNMENT_BYTES)
+                stride = _round_up(behind + header, GPU_ROW_ALIGNMENT_BYTES)
                 place = (start, stride, start + behind, stride)
                 end = start + rows * stride
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,7 +11,12 @@ import torch
 
 from tessera.errors import UserError
 from tessera.training.distributed.train_pipeline.pipelines import BatchSource, In, TrainPipeline
-from tessera.training.distributed.train_pipeline.streams import is_cuda, on_stream, record_all
+from tessera.training.distributed.train_pipeline.streams import (
+    is_cuda,
+    on_stream,
+    record_all,
+    work_queued,
+)
 
 StageOut = TypeVar("StageOut")
 
@@ -22,7 +28,8 @@ class PipelineStage:
     Attributes:
         name: what errors and profiles call it.
         runnable: called with the stage's input; gives the next stage's.
-        stream: the stream of its work on a GPU; None or a stream of the CPU elsewhere.
+        stream: the stream of its work on a GPU; None: the one that is current when `StagedTrainPipeline.progress` is
+            called; None or a stream of the CPU elsewhere.
         fill_callback: called after the stage while the pipeline is filled, when no model runs between.
         data_exhausted_callback: called when there is no batch for the stage.
     """
@@ -36,10 +43,17 @@ class PipelineStage:
 
 @dataclass
 class _Batch:
-    """A batch in the pipeline, and the event after the work of its last stage."""
+    """A batch in the pipeline.
+
+    Attributes:
+        value: what its last stage has given.
+        made: the event after that stage's work.
+        on_gpu: whether the stage had a GPU's stream of its own, so that the value is there.
+    """
 
     value: Any
     made: torch.cuda.Event | None = None
+    on_gpu: bool = False
 
 
 class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
@@ -110,9 +124,7 @@ class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
                 on_stream(stage.stream),
             ):
                 _take_over(batch)
-                result = _Batch(stage.runnable(batch.value))
-                if is_cuda(stage.stream):
-                    result.made = stage.stream.record_event()
+                result = _Batch(stage.runnable(batch.value), work_queued(), is_cuda(stage.stream))
         elif stage.data_exhausted_callback is not None:
             stage.data_exhausted_callback()
         if filling and stage.fill_callback is not None:
@@ -162,4 +174,6 @@ def _take_over(batch: _Batch) -> None:
     """Let the current stream use a batch."""
     if batch.made is not None:
         batch.made.wait()
-        record_all(batch.value)
+        # The current stream's stages may work on the host as well, whose memory has no streams.
+        with nullcontext() if batch.on_gpu else suppress(NotImplementedError):
+            record_all(batch.value)

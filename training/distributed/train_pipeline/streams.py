@@ -92,6 +92,12 @@ def record_event(device: torch.device) -> torch.cuda.Event | None:
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
+def work_queued() -> torch.cuda.Event | None:
+    """`record_event` of the current device; None where no GPU was used so far, which then has nothing to wait for."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # torch leaves it untyped
+    return torch.cuda.current_stream().record_event() if used else None
+
+
 def wait_for(event: torch.cuda.Event | None) -> None:
     """Let the current stream wait for an event of `record_event`."""
     if event is not None:
