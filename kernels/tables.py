@@ -9,10 +9,8 @@ Shapes: ``R`` rows of a table, ``D`` its dimension, ``F`` features.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -36,37 +34,28 @@ TABLE_SCALE_SHIFT = 32
 """A scale shift under which all rows share one scale."""
 DEFAULT_ROW_ALIGNMENT_BYTES = 16
 """The CUDA kernels read 16 bytes per thread where rows allow it."""
-_DRAM_BYTES = 64
-"""What a GPU's memory moves at a time (NOTES.md)."""
+_SECTOR_BYTES = 32
+"""What a GPU's cache fetches at least."""
 
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def _dram_pieces(row_bytes: int, stride: int) -> Fraction:
-    """Mean number of pieces of `_DRAM_BYTES` that a row of so many bytes touches; the first row begins at one."""
-    period = _DRAM_BYTES // math.gcd(stride, _DRAM_BYTES)
-    begins = [row * stride % _DRAM_BYTES for row in range(period)]
-    return Fraction(sum(-(-(begin + row_bytes) // _DRAM_BYTES) for begin in begins), period)
-
-
 def scale_lies_beside(data_bytes: int, pair_bytes: int) -> bool:
-    """Whether a GPU reads less where a row's scale lies behind its bytes than where scales lie in an array of their own.
+    """Whether a GPU's table keeps a row's scale behind its bytes instead of in an array of their own.
 
-    An id of a large table finds neither its row nor its scale in a cache, and the GPU's memory moves whole pieces of 64
-    bytes: one more for a scale of its own place.  Behind the row the scale may lie in a piece that is read
-    anyway, but makes rows longer where their padding has no room for it.  Where both move as much, scales lie
-    apart: that takes less memory, and the scales of frequent rows stay in a cache.
+    It does where the padding of the row has room for it, and where row and scale fill one sector: cold rows then cost one
+    access of the memory in place of two.  Longer rows would grow by their scale, and the scales of frequent rows lie
+    closer together apart from them (NOTES.md, "Where a scale lies").
 
     Args:
         data_bytes: of a row.
         pair_bytes: of its scale and bias.
     """
     apart = _round_up(data_bytes, DEFAULT_ROW_ALIGNMENT_BYTES)
-    behind = _round_up(data_bytes, 4) + pair_bytes
-    beside = _round_up(behind, DEFAULT_ROW_ALIGNMENT_BYTES)
-    return _dram_pieces(behind, beside) < _dram_pieces(data_bytes, apart) + 1
+    beside = _round_up(_round_up(data_bytes, 4) + pair_bytes, DEFAULT_ROW_ALIGNMENT_BYTES)
+    return beside in (apart, _SECTOR_BYTES)
 
 
 def scale_count(rows: int, scale_shift: int) -> int:

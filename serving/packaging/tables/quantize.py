@@ -73,8 +73,7 @@ def quantize_tables(
 
     ``kinds`` has the storage type, of all tables or by a table's name; ``plan`` says which piece of
     which table lies in which shard (None: everything in one).  ``for_gpu`` begins each row at a
-    multiple of 16 bytes, and keeps scales behind the rows or apart from them, whichever makes a GPU read
-    less (`scale_lies_beside`).  ``on_rows`` is called with the number of rows after each piece of work;
+    multiple of 16 bytes, and keeps scales behind the rows or apart from them, as `scale_lies_beside` says.  ``on_rows`` is called with the number of rows after each piece of work;
     ``allocate`` makes a shard's buffer, zeros ``[bytes]`` uint8.
 
     Raises:
