@@ -430,7 +430,9 @@ class DistanceLFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name Torch
         self._decay_exponent = decay_exponent
 
     def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
-        distance = current_iter - metadata["last_access_iter"] + 1
+        distance = current_iter + 1 - metadata["last_access_iter"]
+        if self._decay_exponent == 1:
+            return metadata["counts"] / distance
         return metadata["counts"] / torch.pow(distance, self._decay_exponent)
 
 
