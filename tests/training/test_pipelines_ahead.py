@@ -6,6 +6,7 @@ Memory that is given to another step too early, or read before it is written, sh
 from __future__ import annotations
 
 from contextlib import suppress
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ from tessera.training.distributed.train_pipeline import (
     TrainPipelineSemiSync,
     TrainPipelineSparseDist,
 )
+from tessera.training.distributed.train_pipeline.attached import AttachedModel
+from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
+from tessera.training.distributed.train_pipeline.forwards import PipelinedForward
 from tessera.training.distributed.train_pipeline.train_pipelines import (
     EvalPipelineFusedSparseDist,
     TrainPipelineSparseDistLite,
@@ -128,3 +132,35 @@ def staged_ahead(own_streams):
 @pytest.mark.parametrize("own_streams", [False, True])
 def test_stages_that_nobody_waits_for_are_those_of_the_plain_loop(world_size, own_streams):
     run_on_ranks(world_size, staged_ahead, own_streams)
+
+
+class Stream:
+    """A GPU's stream that notes which others it waits for."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self):
+        self.waits_for = []
+
+    def wait_stream(self, other):
+        self.waits_for.append(other)
+
+
+def streams_of_an_attached_model():
+    dmp, _ = sharded(Model)
+    streams = [Stream(), Stream()]
+    with mock.patch.object(torch.cuda, "current_stream", lambda device: f"current of {device}"):
+        AttachedModel(
+            dmp,
+            PipelinedForward,
+            TrainPipelineContext(),
+            dist_stream=streams[0],
+            input_stream=streams[1],
+            pipeline_postproc=False,
+            apply_jit=False,
+        ).detach()
+    return [stream.waits_for for stream in streams]
+
+
+def test_streams_of_a_pipeline_wait_for_what_the_model_was_made_of():
+    assert run_on_ranks(1, streams_of_an_attached_model) == [[["current of cuda:0"]] * 2]

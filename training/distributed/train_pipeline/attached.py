@@ -12,7 +12,7 @@ from tessera.training.distributed.model.model_parallel import get_unwrapped_modu
 from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import BaseForward, KJTAllToAllForward
 from tessera.training.distributed.train_pipeline.postproc import use_context_for_postprocs
-from tessera.training.distributed.train_pipeline.streams import on_stream
+from tessera.training.distributed.train_pipeline.streams import follow_current, on_stream
 from tessera.training.distributed.train_pipeline.tracing import (
     pipelineable_modules,
     plain_modules,
@@ -57,6 +57,8 @@ class AttachedModel:
         pipeline_postproc: bool,
         apply_jit: bool,
     ) -> None:
+        # The model was made, or changed, on the current stream; others would read its tables too early.
+        follow_current(dist_stream, input_stream)
         inner = get_unwrapped_module(model)
         found = pipelineable_modules(inner, trace(inner), pipeline_postproc=pipeline_postproc)
         self._dist_stream = dist_stream

@@ -31,6 +31,7 @@ from tessera.training.distributed.train_pipeline.pipelines import In, Out
 from tessera.training.distributed.train_pipeline.replicated import replicated_parts
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tessera.training.distributed.train_pipeline.streams import (
+    follow_current,
     hand_over,
     make_stream,
     on_stream,
@@ -108,6 +109,7 @@ class TrainPipelineFusedSparseDist(TrainPipelineSparseDist[In, Out]):
         was_attached = self._attached is not None
         super().attach(model)
         if not was_attached:
+            follow_current(self._emb_lookup_stream)
             warn_of_shared_parameters(self._modules.forwards, self._optimizer, strict=self._strict)
 
     def start_embedding_lookup(self, batch: Any, context: EmbeddingTrainPipelineContext) -> None:

@@ -77,6 +77,13 @@ def hand_over_all(stream: torch.cuda.Stream | None, made: Any) -> None:
         record_all(made)
 
 
+def follow_current(*streams: torch.cuda.Stream | None) -> None:
+    """Let streams wait for what is queued on the current one so far, such as a model's first weights."""
+    for stream in streams:
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+
 def record_all(made: Any) -> Any:
     """Keep the memory of CUDA tensors until the work now queued on the current stream is done; return them."""
     if isinstance(made, (list, tuple, dict)):
