@@ -237,7 +237,7 @@ def regrouping_of(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> 
             runs,
         )
         if len(_regroupings) == _MOST_REGROUPINGS:
-            _regroupings.pop(next(iter(_regroupings)))
+            _regroupings.pop(next(iter(_regroupings)), None)
         _regroupings[alike] = found
     return found
 
