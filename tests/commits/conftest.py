@@ -16,7 +16,7 @@ def packages(tmp_path_factory):
     kinds = {
         "cpu": {},
         "cuda": {"device": "cuda"},  # its rows of 8 bytes have their scales in the padding
-        "apart": {"device": "cuda", "dim": 16},  # and of 16 bytes, scales of their own
+        "apart": {"device": "cuda", "dim": 32},  # and of 32 bytes, scales of their own
         "blocks": {"dtype": "int8b", "dim": 16},
         "bf16": {"dense_dtype": "bf16"},
     }
