@@ -43,7 +43,7 @@ def _round_up(value: int, step: int) -> int:
 
 
 def scale_lies_beside(data_bytes: int, pair_bytes: int) -> bool:
-    """Whether a GPU's table keeps a row's scale behind its bytes instead of in an array of their own.
+    """Whether a GPU's table keeps each row's scale behind the row instead of all scales in an array of their own.
 
     It does where the padding of the row has room for it, and where row and scale fill one sector: cold rows then cost one
     access of the memory in place of two.  Longer rows would grow by their scale, and the scales of frequent rows lie

@@ -203,9 +203,8 @@ def test_a_gpus_rows_begin_on_16_bytes_and_scales_fill_the_padding_or_a_sector(
     if not kind.scaled:
         assert piece.data_stride == -(-data_bytes // 16) * 16
         assert piece.scale_offset == 0
-    elif (
-        data_bytes % 16 or data_bytes == 16
-    ):  # no row here fills all but less than a scale of its 16 bytes
+    # No row here fills all of its last 16 bytes but less than a scale.
+    elif data_bytes % 16 or data_bytes == 16:
         behind = -(-data_bytes // 4) * 4
         assert piece.scale_offset == behind
         assert piece.scale_stride == piece.data_stride == -(-(behind + 4) // 16) * 16

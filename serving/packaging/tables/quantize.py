@@ -73,8 +73,9 @@ def quantize_tables(
 
     ``kinds`` has the storage type, of all tables or by a table's name; ``plan`` says which piece of
     which table lies in which shard (None: everything in one).  ``for_gpu`` begins each row at a
-    multiple of 16 bytes, and keeps scales behind the rows or apart from them, as `scale_lies_beside` says.  ``on_rows`` is called with the number of rows after each piece of work;
-    ``allocate`` makes a shard's buffer, zeros ``[bytes]`` uint8.
+    multiple of 16 bytes, and keeps scales behind the rows or apart from them, as `scale_lies_beside`
+    says.  ``on_rows`` is called with the number of rows after each piece of work; ``allocate``
+    makes a shard's buffer, zeros ``[bytes]`` uint8.
 
     Raises:
         UserError: a table holds a number that the type cannot (not finite, or too large), or a
