@@ -46,6 +46,9 @@ class Regrouping:
         for own in values:
             if own.dim() != 2 or own.dtype != dtype:
                 return self._by_views(values)
+        # A graph that is being captured cannot wait for the operator's arguments.
+        if values[0].device not in self._arguments and torch.cuda.is_current_stream_capturing():
+            return self._by_views(values)
         return self.by_operator(values)
 
     def by_operator(self, values: Sequence[Tensor]) -> list[Tensor]:
