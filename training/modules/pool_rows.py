@@ -24,6 +24,14 @@ Bags = tuple[Tensor, Tensor, Tensor | None]
 """Lengths ``[N * F]``, ids ``[n]``, and their weights ``[n]`` or not."""
 
 
+def check_form(ids: Tensor) -> None:
+    """Refuse ids that are not integers, or not ``[N]``, with a ValueError; no accelerator is waited for."""
+    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
+        raise ValueError(
+            f"ids are {ids.dtype} of shape {list(ids.shape)}; give int32 or int64 of shape [N]"
+        )
+
+
 @torch.fx.wrap
 def checked_ids(ids: Tensor, pool_size: int) -> Tensor:
     """``ids`` as int64.
@@ -32,10 +40,7 @@ def checked_ids(ids: Tensor, pool_size: int) -> Tensor:
         ValueError: they are not integers, or not ``[N]``.
         IndexError: one is not a row; on an accelerator the check waits for the ids.
     """
-    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
-        raise ValueError(
-            f"ids are {ids.dtype} of shape {list(ids.shape)}; give int32 or int64 of shape [N]"
-        )
+    check_form(ids)
     if ids.device.type != "meta" and ids.numel() > 0:
         ends = torch.aminmax(ids)
         if ids.device.type == "cpu":
@@ -60,36 +65,52 @@ def last_places(ids: Tensor) -> Tensor:
     return places.masked_select(ends)
 
 
-def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
-    """Write ``values`` ``[N, dim]`` to the rows ``ids`` ``[N]`` int64 of ``pool``; of an id that is there twice the last counts."""
-    if ids.device.type == "cpu" and ids.numel() <= _FEW:
-        place_of = {id_: place for place, id_ in enumerate(ids.tolist())}
-        if len(place_of) == ids.numel():
-            pool.index_copy_(0, ids, values.detach())
-            return
-        # By NumPy: for some 50 places it takes a fifth of the time of torch.tensor.
-        last = torch.from_numpy(np.array([*place_of.values()], np.int64))
-        pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
-    elif ids.device.type == "cpu":
-        last = last_places(ids)
-        pool.index_copy_(0, ids.index_select(0, last), values.detach().index_select(0, last))
-    else:
-        # An accelerator would have to be asked how many different ids there are; so each writes what the last of
-        # its id does.
+def _to_write(ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The rows to write of ``ids`` ``[N]`` int64, and the places of what belongs there, both ``[K]``; None: as it is.
+
+    Of an id that is there twice the last one counts.  A CPU is given each row once.  An accelerator would have to be
+    asked how many different ids there are, so there each of the ``N`` writes what the last of its id does.
+    """
+    if ids.device.type != "cpu":
         in_order, places = torch.sort(ids, stable=True)
         ends = torch.searchsorted(in_order, in_order, right=True) - 1
-        last = places.index_select(0, ends)
-        pool.index_copy_(0, in_order, values.detach().index_select(0, last))
+        return in_order, places.index_select(0, ends)
+    if ids.numel() <= _FEW:
+        place_of = {id_: place for place, id_ in enumerate(ids.tolist())}
+        if len(place_of) == ids.numel():
+            return ids, None
+        # By NumPy: for some 50 places it takes a fifth of the time of torch.tensor.
+        last = torch.from_numpy(np.array([*place_of.values()], np.int64))
+    else:
+        last = last_places(ids)
+        if last.numel() == ids.numel():
+            return ids, None
+    return ids.index_select(0, last), last
 
 
-def _entries(lengths_S: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """The segment of each entry of segments of these lengths, and its place in it; int64 ``[total]``.
+def write_vectors(pool: Tensor, ids: Tensor, values: Tensor) -> None:
+    """Write ``values`` ``[N, dim]`` to the rows ``ids`` ``[N]`` int64 of ``pool``; of an id that is there twice the last counts."""
+    rows, last = _to_write(ids)
+    pool.index_copy_(0, rows, _taken(values.detach(), last))
 
-    ``total`` is the sum of the lengths (int64): an accelerator would have to be asked for it.
+
+def _taken(values: Tensor, places: Tensor | None) -> Tensor:
+    """Rows of ``values`` by number; None: all as they are."""
+    return values if places is None else values.index_select(0, places)
+
+
+def _places_in_rows(firsts_S: Tensor, lengths_S: Tensor, total: int) -> Tensor:
+    """Where each entry of segments is in a matrix whose rows are behind one another; int64 ``[total]``.
+
+    Args:
+        firsts_S: int64, where each segment begins.
+        lengths_S: int64, its entries.
+        total: the sum of the lengths: an accelerator would have to be asked for it.
     """
-    segments = torch.repeat_interleave(lengths_S, output_size=total)
-    starts = (lengths_S.cumsum(0) - lengths_S).index_select(0, segments)
-    return segments, torch.arange(total, device=lengths_S.device) - starts
+    before = lengths_S.cumsum(0) - lengths_S
+    at = torch.repeat_interleave(firsts_S - before, lengths_S, output_size=total)
+    at += torch.arange(total, device=at.device)
+    return at
 
 
 @torch.fx.wrap
@@ -104,10 +125,9 @@ def read_bags(ids: Tensor, key_lengths: Tensor, values: Tensor, weights: Tensor 
     """
     lengths_NF = key_lengths.index_select(0, ids)
     lengths_N = lengths_NF.sum(1)
-    segments, columns = _entries(lengths_N, int(lengths_N.sum()))
-    rows = ids.index_select(0, segments)
-    taken = weights[rows, columns] if weights is not None else None
-    return lengths_NF.flatten(), values[rows, columns], taken
+    at = _places_in_rows(ids * values.size(1), lengths_N, int(lengths_N.sum()))
+    taken = weights.reshape(-1).index_select(0, at) if weights is not None else None
+    return lengths_NF.flatten(), values.reshape(-1).index_select(0, at), taken
 
 
 @torch.fx.wrap
@@ -116,15 +136,13 @@ def read_by_feature(
 ) -> KeyedJaggedTensor:
     """The bags of the rows ``ids`` ``[N]`` int64 as a batch; ``keys`` are the ``F`` features, else as `read_bags`."""
     lengths_NF = key_lengths.index_select(0, ids)
-    firsts_FN = (lengths_NF.cumsum(1) - lengths_NF).t().flatten()
+    firsts_NF = (ids * values.size(1)).unsqueeze(1) + (lengths_NF.cumsum(1) - lengths_NF)
     lengths = lengths_NF.t().flatten()
-    segments, places = _entries(lengths.long(), int(lengths.sum()))
-    rows = ids.index_select(0, segments % ids.size(0)) if ids.size(0) > 0 else segments
-    columns = firsts_FN.index_select(0, segments) + places
+    at = _places_in_rows(firsts_NF.t().flatten(), lengths.long(), int(lengths.sum()))
     return KeyedJaggedTensor(
         keys=keys,
-        values=values[rows, columns],
-        weights=weights[rows, columns] if weights is not None else None,
+        values=values.reshape(-1).index_select(0, at),
+        weights=weights.reshape(-1).index_select(0, at) if weights is not None else None,
         lengths=lengths,
         stride=ids.size(0),
     )
@@ -150,21 +168,9 @@ def write_bags(
     The other arguments are those of `read_bags`.
     """
     lengths_NF = bags[0].view(ids.size(0), key_lengths.size(1))
-    kept = last_places(ids)
-    lengths_N = lengths_NF.sum(1)
-    firsts = (lengths_N.cumsum(0) - lengths_N).index_select(0, kept)
-    lengths_K, ids_K = lengths_N.index_select(0, kept), ids.index_select(0, kept)
-    every = kept.size(0) == ids.size(0)
-    total = bags[1].size(0) if every else int(lengths_K.sum())
-    segments, columns = _entries(lengths_K, total)
-    taken = firsts.index_select(0, segments) + columns
-    rows = ids_K.index_select(0, segments)
-    values.index_fill_(0, ids_K, 0)
-    values[rows, columns] = bags[1].index_select(0, taken)
-    if weights is not None:
-        weights.index_fill_(0, ids_K, 0.0)
-        weights[rows, columns] = weights_of(bags).index_select(0, taken).to(weights.dtype)
-    key_lengths.index_copy_(0, ids_K, lengths_NF.index_select(0, kept).to(key_lengths.dtype))
+    firsts_N = torch.arange(ids.size(0), device=ids.device) * values.size(1)
+    at = _places_in_rows(firsts_N, lengths_NF.sum(1), bags[1].size(0))
+    _write_padded(ids, at, lengths_NF, bags, key_lengths, values, weights)
 
 
 def write_by_feature(
@@ -178,25 +184,44 @@ def write_by_feature(
     count, keys = ids.size(0), key_lengths.size(1)
     if count == 0:
         return
-    kept = last_places(ids)
-    ids_K = ids.index_select(0, kept)
-    lengths_FN = features.lengths().view(keys, count)
-    lengths_FK = lengths_FN.index_select(1, kept).long()
-    all_lengths = features.lengths().long()
-    firsts_FK = (all_lengths.cumsum(0) - all_lengths).view(keys, count).index_select(1, kept)
-    columns_FK = lengths_FK.cumsum(0) - lengths_FK
-    given = features.values()
-    total = given.size(0) if kept.size(0) == count else int(lengths_FK.sum())
-    segments, places = _entries(lengths_FK.flatten(), total)
-    taken = firsts_FK.flatten().index_select(0, segments) + places
-    columns = columns_FK.flatten().index_select(0, segments) + places
-    rows = ids_K.index_select(0, segments % ids_K.size(0))
-    values.index_fill_(0, ids_K, 0)
-    values[rows, columns] = given.index_select(0, taken)
+    lengths = features.lengths()
+    lengths_FN = lengths.view(keys, count)
+    rows_N = torch.arange(count, device=ids.device) * values.size(1)
+    firsts_FN = rows_N + (lengths_FN.cumsum(0) - lengths_FN)
+    at = _places_in_rows(firsts_FN.flatten(), lengths.long(), features.values().size(0))
+    bags = lengths, features.values(), features.weights_or_none()
+    _write_padded(ids, at, lengths_FN.t(), bags, key_lengths, values, weights)
+
+
+def _write_padded(  # noqa: PLR0917 - what `write_bags` was given and found
+    ids: Tensor,
+    at: Tensor,
+    lengths_NF: Tensor,
+    bags: Bags,
+    key_lengths: Tensor,
+    values: Tensor,
+    weights: Tensor | None,
+) -> None:
+    """Write whole rows, filled up with zeros: no accelerator is asked how many entries of which ids there are.
+
+    Args:
+        ids: ``[N]`` int64, the rows.
+        at: ``[n]`` int64, where each entry is among the ``N`` rows behind one another.
+        lengths_NF: ``[N, F]``.
+        bags: ids ``[n]`` and weights in the order of ``at``; the lengths are not looked at.
+        key_lengths: ``[R, F]`` int32.
+        values: ``[R, L]``.
+        weights: like the values, or None.
+    """
+    rows, last = _to_write(ids)
+    count, width = ids.size(0), values.size(1)
+    padded = values.new_zeros(count * width).index_copy_(0, at, bags[1])
+    values.index_copy_(0, rows, _taken(padded.view(count, width), last))
     if weights is not None:
-        weights.index_fill_(0, ids_K, 0.0)
-        weights[rows, columns] = features.weights().index_select(0, taken).to(weights.dtype)
-    key_lengths.index_copy_(0, ids_K, lengths_FK.t().to(key_lengths.dtype))
+        given = weights_of(bags).to(weights.dtype)
+        padded = weights.new_zeros(count * width).index_copy_(0, at, given)
+        weights.index_copy_(0, rows, _taken(padded.view(count, width), last))
+    key_lengths.index_copy_(0, rows, _taken(lengths_NF, last).to(key_lengths.dtype))
 
 
 @torch.fx.wrap

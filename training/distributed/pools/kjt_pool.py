@@ -139,12 +139,12 @@ class ShardedKeyedJaggedTensorPool(RowWiseObjectPool[KeyedJaggedTensor, JaggedTe
             ValueError: another number of bags, a bag that is too long, values of another dtype, no weights, or
                 ids that are not integers ``[N]``.
         """
-        ids = pool_rows.checked_ids(ids, self.pool_size)
+        pool_rows.check_form(ids)
         if values.stride() != len(ids):
             raise ValueError(
                 f"there are {len(ids)} ids and {values.stride()} bags; give one of each"
             )
-        super().update(ids, values)
+        super().update(ids, values)  # compares ids with the rows
 
     def _update_preproc(self, values: KeyedJaggedTensor) -> KeyedJaggedTensor:
         return own_features(

@@ -16,12 +16,31 @@ from torch import Tensor, nn
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.in_flight import kept
 from tessera.training.distributed.comm.transport import Pending, start_all_to_all
-from tessera.training.sparse.exchange import sums_of_splits
 from tessera.training.sparse.jagged_tensor import JaggedTensor
+from tessera.training.sparse.layout import lengths_to_offsets
 
 
 def _alone(pg: dist.ProcessGroup | None) -> bool:
     return pg is None or pg.size() == 1
+
+
+def _on_host(sent: Tensor, received: Tensor) -> tuple[list[int], list[int]]:
+    """Two tensors ``[W]`` of one device as lists; an accelerator is waited for once."""
+    if sent.device.type == "cpu":
+        return sent.tolist(), received.tolist()
+    both = torch.stack([sent, received]).tolist()
+    return both[0], both[1]
+
+
+def _entries_of(lengths: Tensor, bags: Tensor) -> Tensor:
+    """How many entries the bags of each rank have, ``[W]`` int64.
+
+    Args:
+        lengths: ``[N]``, of each bag.
+        bags: ``[W]``, bags of each rank; they add up to ``N``.
+    """
+    bounds = lengths_to_offsets(bags.to(lengths.device))
+    return lengths_to_offsets(lengths).index_select(0, bounds).diff()
 
 
 def _start(
@@ -61,7 +80,7 @@ class TensorAllToAllValuesAwaitable(Awaitable[Tensor]):
         self._here = input
         self._pending: Pending | None = None
         if pg is not None and not _alone(pg):
-            self._pending = _start(pg, input, input_splits.tolist(), output_splits.tolist())
+            self._pending = _start(pg, input, *_on_host(input_splits, output_splits))
 
     def _wait_impl(self) -> Tensor:
         return self._here if self._pending is None else self._pending.wait()
@@ -178,11 +197,14 @@ class JaggedTensorAllToAll(Awaitable[JaggedTensor]):
         self._pending: list[Pending] = []
         if pg is None or _alone(pg):
             return
-        send, receive = num_items_to_send.tolist(), num_items_to_receive.tolist()
         lengths = jt.lengths()
-        self._lengths = _start(pg, lengths, send, receive).wait()
-        send = sums_of_splits(lengths.tolist(), send)
-        receive = sums_of_splits(self._lengths.tolist(), receive)
+        bags = _on_host(num_items_to_send, num_items_to_receive)
+        self._lengths = _start(pg, lengths, *bags).wait()
+        # Sums, and not all lengths, go to the host.
+        send, receive = _on_host(
+            _entries_of(lengths, num_items_to_send),
+            _entries_of(self._lengths, num_items_to_receive),
+        )
         weights = jt.weights_or_none()
         for part in [jt.values(), *([] if weights is None else [weights])]:
             self._pending.append(_start(pg, part, send, receive))
