@@ -136,7 +136,8 @@ def own_features(
     missing = [key for key in most if key not in places]
     if missing:
         raise KeyError(f"the values have no {missing[0]!r}; the pool holds it")
-    own = values.permute([places[key] for key in most])
+    order = [places[key] for key in most]
+    own = values if order == [*range(len(values.keys()))] else values.permute(order)
     if own.values().dtype != dtype:
         raise ValueError(f"values are {own.values().dtype}; the pool has {dtype}")
     if weighted:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.training.sparse.exchange import permute_segments
+from tessera.training.sparse.exchange import permute_each_bag, permute_segments
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 # Annotations are not postponed here: TorchScript compiles these functions by themselves.
@@ -243,12 +243,14 @@ def keyed_bags(
     """
     features = torch.arange(len(keys), device=order.device)
     moved = (order.unsqueeze(0) * len(keys) + features.unsqueeze(1)).flatten()
+    if torch.jit.is_scripting():
+        # What an operator does in one pass where Python has loaded it.
+        weights = permute_segments(weights, lengths, moved) if weights is not None else None
+        values, lengths = permute_segments(values, lengths, moved), lengths[moved]
+    else:
+        lengths, values, weights = permute_each_bag(moved, lengths, values, weights)
     return KeyedJaggedTensor(
-        keys=keys,
-        values=permute_segments(values, lengths, moved),
-        weights=permute_segments(weights, lengths, moved) if weights is not None else None,
-        lengths=lengths[moved],
-        stride=order.size(0),
+        keys=keys, values=values, weights=weights, lengths=lengths, stride=order.size(0)
     )
 
 
@@ -257,9 +259,7 @@ def bags_by_row(features: KeyedJaggedTensor, order: Tensor) -> Bags:
     rows, keys = order.size(0), len(features.keys())
     firsts = torch.arange(keys, device=order.device) * rows
     moved = (order.unsqueeze(1) + firsts.unsqueeze(0)).flatten()
-    lengths, weights = features.lengths(), features.weights_or_none()
-    return (
-        lengths[moved].int(),
-        permute_segments(features.values(), lengths, moved),
-        permute_segments(weights, lengths, moved) if weights is not None else None,
+    lengths, values, weights = permute_each_bag(
+        moved, features.lengths(), features.values(), features.weights_or_none()
     )
+    return lengths.int(), values, weights

@@ -52,6 +52,30 @@ def permute_segments(source: Tensor, sizes: Tensor, order: Tensor) -> Tensor:
     return source.index_select(0, places)
 
 
+def permute_each_bag(
+    order: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Bags, all of them, in another order.
+
+    Args:
+        order: ``[s]`` int32 or int64, a permutation of the bags.
+        lengths: ``[s]``.
+        values: ``[n]``.
+        weights: ``[n]`` or None.
+    """
+    if "fbgemm_gpu" in sys.modules:
+        # One pass instead of several.
+        moved: tuple[Tensor, Tensor, Tensor | None] = torch.ops.fbgemm.permute_1D_sparse_data(
+            order.int(), lengths, values, weights, values.numel()
+        )
+        return moved
+    return (
+        lengths.index_select(0, order),
+        permute_segments(values, lengths, order),
+        None if weights is None else permute_segments(weights, lengths, order),
+    )
+
+
 def _permute_bags(
     order: Tensor, lengths_SB: Tensor, values: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -72,6 +72,8 @@ class RwObjectPoolIDsDist(nn.Module):
         self._is_update = is_update
         self._ranks = bucketize_world_size or (1 if pg is None else pg.size())
         self._replicas = num_replicas
+        self._bounds: Tensor | None = None
+        self._bounds_of: Tensor | None = None
 
     def forward(
         self, ctx: ObjectPoolRwShardingContext, ids: Tensor
@@ -94,6 +96,13 @@ class RwObjectPoolIDsDist(nn.Module):
         ctx.num_ids_each_rank_to_send, ctx.num_ids_each_rank_to_receive = ways
         return begun  # type: ignore[no-any-return] # torch's modules give Any
 
+    def _bounds_on(self, device: torch.device, block_size: Tensor) -> Tensor:
+        """Where each rank's block begins, and the end, ``[W + 1]`` int64; made when ``block_size`` is another tensor."""
+        if self._bounds is None or self._bounds_of is not block_size or self._bounds.device != device:
+            self._bounds = torch.arange(self._ranks + 1, device=device) * block_size.to(device)
+            self._bounds_of = block_size
+        return self._bounds
+
     def by_rank(self, ctx: ObjectPoolRwShardingContext, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The ids in the order of the ranks that hold their rows, and how many each rank gets, ``[W]``.
 
@@ -102,7 +111,7 @@ class RwObjectPoolIDsDist(nn.Module):
             ids: ``[N]`` int32 or int64.
         """
         assert ctx.block_size is not None, "a sharding makes contexts with the size of its blocks"
-        bounds = torch.arange(self._ranks + 1, device=ids.device) * ctx.block_size.to(ids.device)
+        bounds = self._bounds_on(ids.device, ctx.block_size)
         sent, places, _, counts, order = sort_by_block(ids, bounds)
         ctx.ids_before_input_dist, ctx.unbucketize_permute = ids, places
         ctx.bucketize_permute = order

@@ -6,6 +6,7 @@ Legend: ``N`` rows that are read or written, ``F`` features.
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
@@ -15,6 +16,7 @@ from tessera.training.distributed.plan.plan_types import (
     ObjectPoolShardingType,
 )
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.distributed.pools.ids import RwObjectPoolIDsDist
 from tessera.training.distributed.pools.inference import ShardedInferenceKeyedJaggedTensorPool
 from tessera.training.distributed.pools.interfaces import ObjectPoolShardingContext
 from tessera.training.distributed.pools.kjt_sharding import (
@@ -22,6 +24,7 @@ from tessera.training.distributed.pools.kjt_sharding import (
     KeyedJaggedTensorPoolRwSharding,
 )
 from tessera.training.distributed.pools.row_wise_pool import RowWiseObjectPool
+from tessera.training.distributed.travel.rows_all_to_all import exchange_with_bags
 from tessera.training.modules import pool_rows
 from tessera.training.modules.keyed_jagged_tensor_pool import (
     KeyedJaggedTensorPool,
@@ -144,7 +147,34 @@ class ShardedKeyedJaggedTensorPool(RowWiseObjectPool[KeyedJaggedTensor, JaggedTe
             raise ValueError(
                 f"there are {len(ids)} ids and {values.stride()} bags; give one of each"
             )
-        super().update(ids, values)  # compares ids with the rows
+        pg = self._sharding.blocks.update_pg
+        if pg is None or pg.size() == 1:
+            super().update(ids, values)  # compares ids with the rows
+        else:
+            self._update_in_one_exchange(pg, ids, values)
+
+    @torch.no_grad()
+    def _update_in_one_exchange(
+        self, pg: dist.ProcessGroup, ids: Tensor, values: KeyedJaggedTensor
+    ) -> None:
+        """Send each id with its bags."""
+        ids = pool_rows.checked_ids(ids, self.pool_size)
+        blocks, ids_dist = self._sharding.blocks, self._update_ids
+        ctx = blocks.context()
+        assert isinstance(ids_dist, RwObjectPoolIDsDist), "of pools cut by rows"
+        sent, counts = ids_dist.by_rank(ctx, ids)
+        assert ctx.bucketize_permute is not None, "the ids have an order"
+        lengths, entries, weights = pool_rows.bags_by_row(
+            self._update_preproc(values), ctx.bucketize_permute
+        )
+        copies = blocks.num_replicas
+        bags = JaggedTensor(
+            entries.repeat(copies),
+            None if weights is None else weights.repeat(copies),
+            lengths.long().view(-1, len(self._feature_max_lengths)).repeat(copies, 1),
+            validate=False,
+        )
+        self._update_local(ctx, *exchange_with_bags(pg, sent, counts, bags))
 
     def _update_preproc(self, values: KeyedJaggedTensor) -> KeyedJaggedTensor:
         return own_features(

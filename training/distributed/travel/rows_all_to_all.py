@@ -8,6 +8,7 @@ Legend: ``W`` ranks, ``N`` rows or bags, ``n`` entries of all bags.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,6 @@ from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.in_flight import kept
 from tessera.training.distributed.comm.transport import Pending, start_all_to_all
 from tessera.training.sparse.jagged_tensor import JaggedTensor
-from tessera.training.sparse.layout import lengths_to_offsets
 
 
 def _alone(pg: dist.ProcessGroup | None) -> bool:
@@ -32,15 +32,17 @@ def _on_host(sent: Tensor, received: Tensor) -> tuple[list[int], list[int]]:
     return both[0], both[1]
 
 
-def _entries_of(lengths: Tensor, bags: Tensor) -> Tensor:
-    """How many entries the bags of each rank have, ``[W]`` int64.
+def _entries_of(lengths: Sequence[Tensor], bags: Tensor) -> list[list[int]]:
+    """How many entries the bags of each rank have, those that go and those that come; an accelerator is waited for once.
 
     Args:
-        lengths: ``[N]``, of each bag.
-        bags: ``[W]``, bags of each rank; they add up to ``N``.
+        lengths: of the bags that go and of those that come, ``[N]`` each.
+        bags: ``[2 * W]``, how many of them go to and come from each rank.
     """
-    bounds = lengths_to_offsets(bags.to(lengths.device))
-    return lengths_to_offsets(lengths).index_select(0, bounds).diff()
+    running = torch.cat([lengths[0].new_zeros(1), *lengths]).cumsum(0, dtype=torch.int64)
+    ends = running.index_select(0, bags.cumsum(0).to(running.device)).tolist()
+    sums = [end - begin for begin, end in pairwise([0, *ends])]
+    return [sums[: len(sums) // 2], sums[len(sums) // 2 :]]
 
 
 def _start(
@@ -198,13 +200,12 @@ class JaggedTensorAllToAll(Awaitable[JaggedTensor]):
         if pg is None or _alone(pg):
             return
         lengths = jt.lengths()
-        bags = _on_host(num_items_to_send, num_items_to_receive)
-        self._lengths = _start(pg, lengths, *bags).wait()
+        bags = torch.cat([num_items_to_send, num_items_to_receive])
+        counts = bags.tolist()
+        ranks = len(counts) // 2
+        self._lengths = _start(pg, lengths, counts[:ranks], counts[ranks:]).wait()
         # Sums, and not all lengths, go to the host.
-        send, receive = _on_host(
-            _entries_of(lengths, num_items_to_send),
-            _entries_of(self._lengths, num_items_to_receive),
-        )
+        send, receive = _entries_of([lengths, self._lengths], bags)
         weights = jt.weights_or_none()
         for part in [jt.values(), *([] if weights is None else [weights])]:
             self._pending.append(_start(pg, part, send, receive))
@@ -216,3 +217,65 @@ class JaggedTensorAllToAll(Awaitable[JaggedTensor]):
         return JaggedTensor(
             parts[0], parts[1] if len(parts) > 1 else None, self._lengths, validate=False
         )
+
+
+def exchange_with_bags(
+    pg: dist.ProcessGroup, ids: Tensor, counts: Tensor, bags: JaggedTensor
+) -> tuple[Tensor, JaggedTensor]:
+    """Send ids and their bags to ranks that do not know how many will come, in two collectives.
+
+    The first tells how many, the second has all of a rank behind one another, as bytes.  An accelerator is waited
+    for once.
+
+    Args:
+        pg: the ranks.
+        ids: ``[N]`` int64, in the order of their destinations.
+        counts: ``[W]`` int64, ids to each rank.
+        bags: ``N * F`` of them, of an id behind one another, with lengths ``[N, F]`` int64.
+
+    Returns:
+        The ids that came, ``[M]``, in the order of the ranks, and their bags with int64 lengths ``[M * F]``.
+    """
+    lengths, weights = bags.lengths(), bags.weights_or_none()
+    running = torch.cat([counts.new_zeros(1), lengths.sum(1)]).cumsum(0)
+    ends = torch.cat([counts.new_zeros(1), counts]).cumsum(0)
+    splits = torch.stack([counts, running.index_select(0, ends).diff()], 1)
+    announced = torch.empty_like(splits)
+    work = dist.all_to_all_single(announced, splits, group=pg, async_op=True)
+    kept(work, splits).wait()
+    send, receive = torch.stack([splits, announced]).tolist()
+    # In a row an id and its lengths; in another part what the bags hold.
+    rows = torch.cat([ids.unsqueeze(1), lengths], 1)
+    parts = [rows.view(-1), bags.values(), *([] if weights is None else [weights])]
+    sizes = [
+        rows.size(1) * rows.element_size(),
+        *(part.element_size() for part in parts[1:]),
+    ]
+
+    def in_bytes(numbers: list[list[int]]) -> list[list[int]]:
+        return [
+            [count * sizes[0], *(entries * size for size in sizes[1:])]
+            for count, entries in numbers
+        ]
+
+    send, receive = in_bytes(send), in_bytes(receive)
+    pieces = zip(
+        *(
+            part.contiguous().view(torch.uint8).split_with_sizes(list(own))
+            for part, own in zip(parts, zip(*send, strict=True), strict=True)
+        ),
+        strict=True,
+    )
+    sent = torch.cat([piece for of_rank in pieces for piece in of_rank])
+    came = _start(pg, sent, [*map(sum, send)], [*map(sum, receive)]).wait()
+    own = came.split_with_sizes([size for of_rank in receive for size in of_rank])
+    found = [
+        torch.cat(own[place :: len(parts)]).view(part.dtype) for place, part in enumerate(parts)
+    ]
+    heads = found[0].view(-1, rows.size(1))
+    return heads[:, 0], JaggedTensor(
+        found[1],
+        found[2] if weights is not None else None,
+        heads[:, 1:].flatten(),
+        validate=False,
+    )
