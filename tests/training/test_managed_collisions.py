@@ -225,6 +225,36 @@ def test_small_maps_that_are_sorted_and_large_ones_that_are_merged_are_alike(pol
         assert own.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize(
+    "policy", [LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy]
+)
+def test_scores_with_counts_give_rows_as_scores_of_ids_sorted_by_counts_do(
+    policy, interval, monkeypatch
+):
+    generator = torch.Generator().manual_seed(9)
+    batches = [(torch.rand(60, generator=generator) ** 2 * 90).long() for _ in range(40)]
+
+    def state():
+        module = MCHManagedCollisionModule(
+            zch_size=25, device=CPU, eviction_policy=policy(), eviction_interval=interval
+        )
+        lengths = torch.ones(60, dtype=torch.int32)
+        for ids in batches:
+            module({"f": JaggedTensor(ids, lengths=lengths)})
+        return [values.tolist() for values in module.state_dict().values()]
+
+    found = state()
+    asked = []
+
+    def none(*_given, **_named):
+        asked.append(1)
+
+    monkeypatch.setattr(policy, "_scores_with_counts", none)
+    assert state() == found
+    assert len(asked) == 40 // interval
+
+
 def test_thresholds():
     counts = torch.tensor([1, 2, 3, 4, 5])
     for multiple in (0.5, 1.0, 1.3):

@@ -186,6 +186,8 @@ class MCHEvictionPolicy(ABC):
         known_places: Tensor,
         mch_metadata: dict[str, Tensor],
         fresh: dict[str, Tensor],
+        *,
+        of_one_batch: bool,
     ) -> tuple[Tensor, Tensor]:
         """`update_metadata_and_generate_eviction_scores` of ids of which those that have a row come first.
 
@@ -196,10 +198,12 @@ class MCHEvictionPolicy(ABC):
             known_places: ``[M]`` the places of the first ones.
             mch_metadata: by name ``[K]`` int64, changed in place.
             fresh: by name ``[U]``.
+            of_one_batch: whether all came in this step.
 
         Returns:
             ``[E]`` places to give up, and ``[E]`` which of the ``U - M`` new ids get them.
         """
+        del of_one_batch
         known = torch.ones_like(counts, dtype=torch.bool)
         known[known_places.numel() :] = False
         places_E, chosen_E = self.update_metadata_and_generate_eviction_scores(
@@ -270,6 +274,28 @@ class _ScoringPolicy(MCHEvictionPolicy):
     def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
         """One number for each id, of what is remembered of it: the higher, the longer it stays."""
 
+    def _scores_with_counts(
+        self,
+        current_iter: int,
+        mch_metadata: Mapping[str, Tensor],
+        of_new: Mapping[str, Tensor],
+        *,
+        of_one_batch: bool,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Scores of the ids that have a row and of new ones in whose order equal new ones stand by their counts.
+
+        None where a policy has no such; new ids are sorted by their counts before they are scored then.
+        """
+        del current_iter, mch_metadata, of_new, of_one_batch
+
+    def _both_scores(
+        self,
+        current_iter: int,
+        mch_metadata: Mapping[str, Tensor],
+        of_new: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        return self._scores(current_iter, mch_metadata), self._scores(current_iter, of_new)
+
     def scores_of(
         self, current_iter: int, ids: Tensor, mch_metadata: Mapping[str, Tensor]
     ) -> Tensor:
@@ -321,17 +347,32 @@ class _ScoringPolicy(MCHEvictionPolicy):
         known_places: Tensor,
         mch_metadata: dict[str, Tensor],
         fresh: dict[str, Tensor],
+        *,
+        of_one_batch: bool,
     ) -> tuple[Tensor, Tensor]:
         """As of the base class, with fewer operations."""
         own = type(self).update_metadata_and_generate_eviction_scores
         if own is not _ScoringPolicy.update_metadata_and_generate_eviction_scores:
             return super().exchange_known_first(
-                current_iter, mch_size, counts, known_places, mch_metadata, fresh
+                current_iter,
+                mch_size,
+                counts,
+                known_places,
+                mch_metadata,
+                fresh,
+                of_one_batch=of_one_batch,
             )
         count, of_all = known_places.numel(), {**fresh, "counts": counts}
         of_known = {name: values[:count] for name, values in of_all.items()}
         of_new = {name: values[count:] for name, values in of_all.items()}
-        return self._exchange(current_iter, known_places, mch_metadata, of_known, of_new)
+        return self._exchange(
+            current_iter,
+            known_places,
+            mch_metadata,
+            of_known,
+            of_new,
+            of_one_batch=of_one_batch,
+        )
 
     def _exchange(
         self,
@@ -340,19 +381,26 @@ class _ScoringPolicy(MCHEvictionPolicy):
         mch_metadata: dict[str, Tensor],
         of_known: dict[str, Tensor],
         of_new: dict[str, Tensor],
+        *,
+        of_one_batch: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Count ids that have places, and say which of those are given up to which of the new ones."""
         if "counts" in self._names:
             mch_metadata["counts"].index_add_(0, places, of_known["counts"])
         if "last_access_iter" in self._names:
             mch_metadata["last_access_iter"].index_copy_(0, places, of_known["last_access_iter"])
-        order = by_falling(of_new["counts"])
-        scores_K = self._scores(current_iter, mch_metadata)
-        scores_N = self._scores(
-            current_iter, {name: of_new[name].index_select(0, order) for name in self._names}
+        scores = self._scores_with_counts(
+            current_iter, mch_metadata, of_new, of_one_batch=of_one_batch
         )
-        places_E, chosen_E = exchanged(scores_K, scores_N)
-        chosen_E = order.index_select(0, chosen_E)
+        if scores is not None:
+            places_E, chosen_E = exchanged(*scores)
+        else:
+            order = by_falling(of_new["counts"])
+            scores_N = self._scores(
+                current_iter, {name: of_new[name].index_select(0, order) for name in self._names}
+            )
+            places_E, chosen_E = exchanged(self._scores(current_iter, mch_metadata), scores_N)
+            chosen_E = order.index_select(0, chosen_E)
         for name in self._names:
             came = of_new[name].index_select(0, chosen_E)
             mch_metadata[name].index_copy_(0, places_E, came)
@@ -362,6 +410,9 @@ class _ScoringPolicy(MCHEvictionPolicy):
 def fills_history(policy: MCHEvictionPolicy) -> bool:
     """Whether `record_history_metadata` writes all of what it is given, which then need not be zero."""
     return type(policy).record_history_metadata is _ScoringPolicy.record_history_metadata
+
+
+_MORE_THAN_COUNTS = 1 << 32  # ids of a history; a step's number times this is an int64
 
 
 class LFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know
@@ -376,6 +427,17 @@ class LFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec user
     def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
         del current_iter
         return metadata["counts"]
+
+    def _scores_with_counts(
+        self,
+        current_iter: int,
+        mch_metadata: Mapping[str, Tensor],
+        of_new: Mapping[str, Tensor],
+        *,
+        of_one_batch: bool,
+    ) -> tuple[Tensor, Tensor]:
+        del of_one_batch
+        return self._both_scores(current_iter, mch_metadata, of_new)
 
 
 class LRU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know
@@ -403,6 +465,21 @@ class LRU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec user
     def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
         del current_iter
         return metadata["last_access_iter"]
+
+    def _scores_with_counts(
+        self,
+        current_iter: int,
+        mch_metadata: Mapping[str, Tensor],
+        of_new: Mapping[str, Tensor],
+        *,
+        of_one_batch: bool,
+    ) -> tuple[Tensor, Tensor]:
+        del current_iter, of_one_batch
+        # The step, and below it the count, in one number; an id that has a row is above all new ones of its step.
+        last_K, last_N = mch_metadata["last_access_iter"], of_new["last_access_iter"]
+        return (last_K + 1) * _MORE_THAN_COUNTS, torch.add(
+            of_new["counts"], last_N, alpha=_MORE_THAN_COUNTS
+        )
 
 
 class DistanceLFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know
@@ -434,6 +511,17 @@ class DistanceLFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name Torch
         if self._decay_exponent == 1:
             return metadata["counts"] / distance
         return metadata["counts"] / torch.pow(distance, self._decay_exponent)
+
+    def _scores_with_counts(
+        self,
+        current_iter: int,
+        mch_metadata: Mapping[str, Tensor],
+        of_new: Mapping[str, Tensor],
+        *,
+        of_one_batch: bool,
+    ) -> tuple[Tensor, Tensor] | None:
+        # The distances of new ids of one batch are all 1.
+        return self._both_scores(current_iter, mch_metadata, of_new) if of_one_batch else None
 
 
 def check_decay(decay_exponent: float) -> None:

@@ -42,7 +42,8 @@ class Coalesced:
     Attributes:
         known_places: ``[V_known]`` the places of those that the map holds.
         new_ids: ``[V_new]`` the others.
-        new_places: ``[V_new]`` how many ids of the map are below each of them.
+        new_places: ``[V_new]`` how many ids of the map are below each of them; None where the map is sorted
+            when it changes, see `merges`.
         counts: ``[V]`` how often each came.
         inverse: ``[H]`` which of the ``V`` each id of the history is.
         metadata: by name ``[H]`` int64.
@@ -50,7 +51,7 @@ class Coalesced:
 
     known_places: Tensor
     new_ids: Tensor
-    new_places: Tensor
+    new_places: Tensor | None
     counts: Tensor
     inverse: Tensor
     metadata: dict[str, Tensor]
@@ -67,13 +68,15 @@ def coalesced(history: Sequence[Batch], size: int) -> Coalesced:
     at = (slots == size).nonzero().squeeze(1)
     ids = in_one([batch.ids for batch in history]).index_select(0, at)
     new_ids, new_inverse = torch.unique(ids, return_inverse=True)
-    places = in_one([batch.places for batch in history]).index_select(0, at)
-    new_places = torch.empty_like(new_ids).scatter_(0, new_inverse, places)
+    new_places = None
+    if merges(slots.device, size):
+        places = in_one([batch.places for batch in history]).index_select(0, at)
+        new_places = torch.empty_like(new_ids).scatter_(0, new_inverse, places)
     seen = torch.zeros(size + 1, dtype=torch.bool, device=slots.device).scatter_(
         0, slots, value=True
     )
-    seen[size] = False
-    known_places = seen.nonzero().squeeze(1)
+    known_places = seen[:size].nonzero().squeeze(1)
+    # What the last place gives is replaced below.
     inverse = (seen.cumsum(0) - 1).index_select(0, slots)
     inverse.scatter_(0, at, new_inverse.add_(known_places.numel()))
     return Coalesced(
@@ -97,6 +100,11 @@ def _counts(places: Tensor, size: int) -> Tensor:
 _FEW_IDS = 4096  # a CPU sorts so many in the time of a merge's operations
 
 
+def merges(device: torch.device, size: int) -> bool:
+    """Whether a map of ``size`` ids is merged with new ones when it changes, and not sorted."""
+    return device.type == "cpu" and size > _FEW_IDS
+
+
 def replace_ids(
     sorted_ids: Tensor, others: Sequence[Tensor], replaced: Tensor, found: Coalesced, chosen: Tensor
 ) -> None:
@@ -109,7 +117,7 @@ def replace_ids(
         found: has the new ids.
         chosen: ``[E]`` which of them stand there instead, each once.
     """
-    if sorted_ids.device.type == "cpu" and sorted_ids.numel() > _FEW_IDS:
+    if found.new_places is not None:
         place_of_new = torch.full_like(found.new_ids, -1).index_copy_(0, chosen, replaced)
         ascending = (place_of_new >= 0).nonzero().squeeze(1)
         merge(

@@ -16,7 +16,7 @@ from tessera.errors import UserError
 from tessera.training.modules.id_search import find
 from tessera.training.modules.mc_base import Features, ManagedCollisionModule, with_values
 from tessera.training.modules.mc_evictions import MCHEvictionPolicy, fills_history
-from tessera.training.modules.mc_history import Batch, Coalesced, coalesced, replace_ids
+from tessera.training.modules.mc_history import Batch, Coalesced, coalesced, in_one, replace_ids
 
 MAX_ID = torch.iinfo(torch.int64).max
 """Stands in the map where there is no id; as an id of a batch it never has a row of its own."""
@@ -184,6 +184,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """
         policy, K = self._eviction_policy, self._zch_size - 1
         found = coalesced(self._history, K)
+        of_one_batch = len(self._history) == 1  # this step's
         self._history.clear()
         known_count = found.known_places.numel()
         counted = self._counted(found)
@@ -197,13 +198,13 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             new = counted[known_count:].nonzero().squeeze(1)
         metadata = {name: self.get_buffer(f"_mch_{name}")[:K] for name in self._metadata}
         given_up, chosen = policy.exchange_known_first(
-            step, K, counts, known_places, metadata, fresh
+            step, K, counts, known_places, metadata, fresh, of_one_batch=of_one_batch
         )
         rows = self._mch_remapped_ids_mapping
         freed = rows.index_select(0, given_up)
         self._evicted.append(freed)
-        row_of_place = rows.index_fill(0, given_up, rows[K])
-        row_of_new = rows[K].repeat(found.new_ids.numel())
+        row_of_place = rows.index_fill(0, given_up, self._output_global_offset + K)
+        row_of_new = rows.new_full((found.new_ids.numel(),), self._output_global_offset + K)
         if given_up.numel():
             chosen = chosen if new is None else new.index_select(0, chosen)
             row_of_new.index_copy_(0, chosen, freed)
@@ -247,7 +248,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """The rows that got another id since the last call, ``[E]``; None: the map was not changed."""
         if not self._evicted:
             return None
-        rows = torch.cat(self._evicted)
+        rows = in_one(self._evicted)
         self._evicted.clear()
         return rows
 
