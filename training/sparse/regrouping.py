@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,36 +37,43 @@ class Regrouping:
         self._by_kernel = sum(map(len, runs)) >= _OPERATOR_FROM and all(dim == 1 for dim in dims)
         self._arguments: dict[torch.device, Any] = {}
 
-    def of(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def of(self, values: list[Tensor]) -> list[Tensor]:
         """The groups' columns side by side, of the tensors' values; a group that is one run is a view of it."""
-        if not (self._by_kernel and values[0].is_cuda):
+        first = values[0]
+        if not (self._by_kernel and first.is_cuda):
             return self._by_views(values)
-        dtype = values[0].dtype
+        dtype = first.dtype
         for own in values:
             if own.dim() != 2 or own.dtype != dtype:
                 return self._by_views(values)
-        # A graph that is being captured cannot wait for the operator's arguments.
-        if values[0].device not in self._arguments and torch.cuda.is_current_stream_capturing():
-            return self._by_views(values)
-        return self.by_operator(values)
+        arguments = self._arguments.get(first.device)
+        if arguments is None:
+            # A graph that is being captured cannot wait for the operator's arguments.
+            if torch.cuda.is_current_stream_capturing():
+                return self._by_views(values)
+            return self.by_operator(values)
+        return self._operated(values, arguments)
 
-    def by_operator(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def by_operator(self, values: list[Tensor]) -> list[Tensor]:
         """`of` values of one dtype, ``[B, columns]`` each, by FBGEMM's operator, which copies every group."""
         device = values[0].device
         if device not in self._arguments:
             load_sparse_operators()
-            self._arguments[device] = torch.ops.fbgemm.kt_regroup_arguments(
+            arguments = torch.ops.fbgemm.kt_regroup_arguments(
                 values[0], self._keys, self._lengths, self._groups
             )
             if device.type == "cuda":
                 # They are copied there by the current stream, and used by any stream.
                 torch.cuda.synchronize(device)
-        found: list[Tensor] = torch.ops.fbgemm.permute_multi_embedding(
-            list(values), *self._arguments[device]
-        )
+            self._arguments[device] = arguments
+        return self._operated(values, self._arguments[device])
+
+    @staticmethod
+    def _operated(values: list[Tensor], arguments: Any) -> list[Tensor]:
+        found: list[Tensor] = torch.ops.fbgemm.permute_multi_embedding.default(values, *arguments)
         return found
 
-    def _by_views(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def _by_views(self, values: list[Tensor]) -> list[Tensor]:
         regrouped = []
         for runs in self._runs:
             dim = self._dims[runs[0][0]]
