@@ -98,7 +98,11 @@ class RwObjectPoolIDsDist(nn.Module):
 
     def _bounds_on(self, device: torch.device, block_size: Tensor) -> Tensor:
         """Where each rank's block begins, and the end, ``[W + 1]`` int64; made when ``block_size`` is another tensor."""
-        if self._bounds is None or self._bounds_of is not block_size or self._bounds.device != device:
+        if (
+            self._bounds is None
+            or self._bounds_of is not block_size
+            or self._bounds.device != device
+        ):
             self._bounds = torch.arange(self._ranks + 1, device=device) * block_size.to(device)
             self._bounds_of = block_size
         return self._bounds
