@@ -287,6 +287,7 @@ class _ScoringPolicy(MCHEvictionPolicy):
         None where a policy has no such; new ids are sorted by their counts before they are scored then.
         """
         del current_iter, mch_metadata, of_new, of_one_batch
+        return None
 
     def _both_scores(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tessera.training.sparse.exchange import permute_each_bag, permute_segments
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.sparse.script_types import is_scripting
 
 # Annotations are not postponed here: TorchScript compiles these functions by themselves.
 
@@ -243,7 +244,7 @@ def keyed_bags(
     """
     features = torch.arange(len(keys), device=order.device)
     moved = (order.unsqueeze(0) * len(keys) + features.unsqueeze(1)).flatten()
-    if torch.jit.is_scripting():
+    if is_scripting():
         # What an operator does in one pass where Python has loaded it.
         weights = permute_segments(weights, lengths, moved) if weights is not None else None
         values, lengths = permute_segments(values, lengths, moved), lengths[moved]
