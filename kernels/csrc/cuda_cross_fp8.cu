@@ -46,21 +46,43 @@ constexpr int kSharedBytes = sizeof(Shared) + 1024;  // to begin on a multiple o
 constexpr int kTurnBarrier = 1;  // and the next: a warpgroup's turn has come
 
 // A block starts with 168 for each thread, of which the warpgroups' new numbers are made.
-constexpr int kProducerRegisters = 24;
-constexpr int kConsumerRegisters = 240;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "more than a block has");
 
-__device__ __forceinline__ void produce(const CUtensorMap* v_map, const CUtensorMap* weight_map,
-                                        Shared& shared, int row, hopper::Tiles tiles, int pieces,
-                                        uint32_t rank) {
+// The tile's lines of x0 and x, 128 bytes a row, to L2.
+template <bool Same>
+__device__ __forceinline__ void prefetch_tile(const CudaCrossFp8& job, int64_t row, int column,
+                                              int lane) {
+#pragma unroll 1
+  for (int line = lane; line < kRows; line += 32) {
+    const int64_t r = row + line;
+    if (r >= job.rows || column >= job.width) continue;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(job.x0 + r * job.x0_stride + column));
+    if constexpr (!Same) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(job.x + r * job.x_stride + column));
+    }
+  }
+}
+
+// What a warp does: its first thread fetches, and all ask for what the tile will be added to.
+template <bool Same>
+__device__ __forceinline__ void produce(const CudaCrossFp8& job, const CUtensorMap* v_map,
+                                        const CUtensorMap* weight_map, Shared& shared, int64_t row,
+                                        hopper::Tiles tiles, int pieces, uint32_t rank) {
   constexpr int kHalf = kPieceBytes / kCluster;
+  const int lane = static_cast<int>(threadIdx.x);
   int step = 0;
   for (int tile = 0; tile < tiles.count; ++tile) {
+    prefetch_tile<Same>(job, row, (tiles.begin + tile) * kColumns, lane);
+    __syncwarp();
     const int group = (tiles.begin + tile) * kGroups + static_cast<int>(rank);
     for (int piece = 0; piece < pieces; ++piece, ++step) {
+      if (lane > 0) continue;
       if (tile == 0) {
         hopper::barrier_expect(&shared.v_full[piece], kPieceBytes);
-        hopper::copy_box(shared.v[piece], v_map, &shared.v_full[piece], piece * kDepth, row);
+        hopper::copy_box(shared.v[piece], v_map, &shared.v_full[piece], piece * kDepth,
+                         static_cast<int>(row));
       }
       const int stage = step % kStages;
       // The first round finds every stage empty: the parity before the first phase.
@@ -69,6 +91,7 @@ __device__ __forceinline__ void produce(const CUtensorMap* v_map, const CUtensor
       hopper::copy_box_to(shared.weight[stage] + rank * kHalf, weight_map, &shared.full[stage],
                           piece * kDepth, group, (1 << kCluster) - 1);
     }
+    __syncwarp();
   }
 }
 
@@ -243,9 +266,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
     hopper::fewer_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) {
-      produce(&v_map, &weight_map, shared, static_cast<int>(row), tiles, pieces, rank);
-    }
+    if (threadIdx.x < 32) produce<Same>(job, &v_map, &weight_map, shared, row, tiles, pieces, rank);
   } else {
     hopper::more_registers<kConsumerRegisters>();
     consume<Same>(job, shared, row, tiles, pieces, warpgroup - 1);

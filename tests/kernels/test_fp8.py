@@ -110,6 +110,27 @@ def test_a_cross_layer_equals_the_reference(device, batch, width, rank, same, se
     check_cross(torch.ops.tessera.cross_layer_fp8(*there), given)
 
 
+@pytest.mark.parametrize("kept", [0.3, 128.0, 256.0, 2.0**-12])
+def test_what_is_kept_of_x_may_be_any_share(device, kept):
+    given = operands(300, 192, 128, 7)
+    given[1] = drawn(300, 192, seed=8, size=min(4.0, 64.0 / kept))
+    given[5] = spaced(float(given[5][0]), kept)
+    check_cross(torch.ops.tessera.cross_layer_fp8(*(tensor.to(device) for tensor in given)), given)
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.3])
+def test_nothing_times_a_large_sum_is_nothing(device, kept):
+    """A sum of 512 products of the largest numbers is 1e8, which half precision does not have."""
+    x0, x, v, weight, added, _ = operands(70, 128, 512, 9)
+    x0[:, ::2] = 0
+    v.fill_(448.0)
+    weight.fill_(448.0)
+    given = [x0, x, v, weight, added, spaced(1.0, kept)]
+    found = torch.ops.tessera.cross_layer_fp8(*(tensor.to(device) for tensor in given))
+    expected = reference.cross_layer_fp8(*given)
+    assert torch.equal(found.cpu().float(), expected.float())
+
+
 @pytest.mark.parametrize("shift", [16, 3])
 def test_rows_may_lie_apart(device, shift):
     given = operands(200, 256, 128, 5)
