@@ -28,7 +28,7 @@ from tessera.serving.package.record_memory import memory_of_records
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
 from tessera.serving.package.time_limit import TimeLimit, limited
-from tessera.serving.package.torchscript import last_line, no_rest, optimize
+from tessera.serving.package.torchscript import last_line, optimize
 from tessera.serving.package.vocabulary import Vocabularies
 
 if TYPE_CHECKING:
@@ -211,12 +211,8 @@ class Loading:
         """As `file_hash`, of what is read again: nothing of what was kept is held for it."""
         return FileHash(functools.partial(self.records.file_sha256, {}))
 
-    def build(self, rest: Callable[[], object] = no_rest) -> None:
+    def build(self) -> None:
         """Make the module, which is the first that runs of the package; every record must have been read.
-
-        Args:
-            rest: called between steps, each of which holds the interpreter's lock: a server that answers meanwhile
-                pauses there.
 
         Raises:
             PackageError: an operator library cannot be loaded, or torch cannot open what was read.
@@ -225,13 +221,10 @@ class Loading:
         self._golden = self.opening.content(GOLDEN_RECORD)
         if self._patchable:
             self._tensor_records = self.opening.tensor_records()
-        rest()
-        self._module = self.opening.module(self.devices, rest)
-        rest()
+        self._module = self.opening.module(self.devices)
         self._vocabularies = Vocabularies.of(self._module)
         # Frozen, tensors become constants: equal ones are merged, and others computed from them.
-        module = self._module.eval() if self._patchable else optimize(self._module, rest)
-        rest()
+        module = self._module.eval() if self._patchable else optimize(self._module)
         self._runner = TorchScriptRunner(module)
 
     def patchable_memory(self) -> dict[str, list[Tensor]]:
@@ -275,19 +268,15 @@ class Loading:
         except LibraryError as error:
             raise PackageError(self.path, str(error)) from error
 
-    def settle(self, *, verify_golden: bool, rest: Callable[[], object] = no_rest) -> None:
+    def settle(self, *, verify_golden: bool) -> None:
         """Call the model until its executor has settled, and compare its golden answers where asked.
-
-        Args:
-            verify_golden: whether they are compared.
-            rest: called between calls, as of `build`.
 
         Raises:
             PackageError: it cannot be called, or gives other answers.
         """
         assert self._runner is not None
         try:
-            warm_up(self._runner, self.manifest, rest)
+            warm_up(self._runner, self.manifest)
         except RuntimeError as error:
             raise PackageError(self.path, f"cannot be called: {last_line(error)}") from error
         if verify_golden:
@@ -441,8 +430,8 @@ def _devices(path: Path, manifest: Manifest, asked: Sequence[str] | None) -> lis
     return list(asked)
 
 
-def warm_up(runner: Runner, manifest: Manifest, rest: Callable[[], object] = no_rest) -> None:
-    """Call the model until its executor has settled, with ids of both widths; ``rest`` is called between calls."""
+def warm_up(runner: Runner, manifest: Manifest) -> None:
+    """Call the model until its executor has settled, with ids of both widths."""
     for batch_size in _WARM_UP_BATCH_SIZES:
         for wide_ids in (False, True):
             batch = zero_batch(manifest.schema, batch_size, wide_ids=wide_ids)
@@ -450,4 +439,3 @@ def warm_up(runner: Runner, manifest: Manifest, rest: Callable[[], object] = no_
             for form in forms:
                 for _ in range(_WARM_UP_CALLS):
                     runner.forward(form)
-                    rest()

@@ -38,7 +38,7 @@ from tessera.serving.package.storages import (
     storage_bytes,
 )
 from tessera.serving.package.table_memory import TableMemory
-from tessera.serving.package.torchscript import expected_deprecation, no_rest, put_tensor
+from tessera.serving.package.torchscript import expected_deprecation, put_tensor
 
 LARGE_BYTES = 1 << 20
 """Smaller tables take torch's way."""
@@ -184,20 +184,18 @@ class Opening:
         tables = self._tables.items()
         return kept | {name: table.numpy().data for name, table in tables if table is not None}
 
-    def module(self, devices: Sequence[str], rest: Callable[[], object] = no_rest) -> Any:
+    def module(self, devices: Sequence[str]) -> Any:
         """The scripted module on its devices; `Records.check` must have passed.
 
         Args:
             devices: of shard 0, 1, ...
-            rest: called between steps, each of which holds the interpreter's lock.
 
         Raises:
             PackageError: torch cannot open it, or the file was changed meanwhile.
         """
         tokens = {name: secrets.token_bytes(_TOKEN_BYTES) for name in self._tables}
-        module = self._open(tokens, rest)
+        module = self._open(tokens)
         self._kept.clear()
-        rest()
         self._put_tables(module, tokens, devices)
         place(module, devices)
         return module
@@ -242,22 +240,20 @@ class Opening:
         found = {path: marks.get(storage_memory(tensor).tobytes(), "") for path, tensor in tensors}
         return {path: name for path, name in found.items() if name}
 
-    def _open(self, tokens: dict[str, bytes], rest: Callable[[], object] = no_rest) -> Any:
+    def _open(self, tokens: dict[str, bytes]) -> Any:
         if self._tables and self._kept[DATA_RECORD] != self._data:
             raise PackageError(
                 self._records.path, "was changed while it was being loaded; load it again"
             )
         self._check_kept()
-        rest()
-        archive = self._small_archive(tokens)
-        rest()
         try:
             with expected_deprecation():
-                module = torch.jit.load(archive, map_location="cpu")  # type: ignore[no-untyped-call] # torch's own has no types
+                module = torch.jit.load(  # type: ignore[no-untyped-call] # torch's own has no types
+                    self._small_archive(tokens), map_location="cpu"
+                )
         except (RuntimeError, ValueError) as error:
             reason = next(filter(None, map(str.strip, str(error).splitlines())), "no reason given")
             raise PackageError(self._records.path, f"torch cannot open it: {reason}") from error
-        rest()
         name = refused_operator(module, self._allow_ops)
         if name is not None:
             raise PackageError(self._records.path, refusal(name))

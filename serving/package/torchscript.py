@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,14 +24,8 @@ def expected_deprecation() -> Iterator[None]:
         yield
 
 
-def no_rest() -> None:
-    """What is done between two steps where nobody has to be let by."""
-
-
-def optimize(module: Any, rest: Callable[[], object] = no_rest) -> Any:
+def optimize(module: Any) -> Any:
     """What every loader does to the scripted module for speed; results may differ in rounding.
-
-    ``rest`` is called between its steps.
 
     Parameters become constants of the graph, and the dense layers get kernels that know their
     weights.  Side effect: torch's fusion strategy for the process is set to no fusion; the
@@ -42,11 +36,8 @@ def optimize(module: Any, rest: Callable[[], object] = no_rest) -> Any:
         torch.jit.set_fusion_strategy([("STATIC", 0)])
         more = [SHARED_METHOD] if on_cpu and hasattr(module, SHARED_METHOD) else []
         frozen = torch.jit.freeze(module.eval(), preserved_attrs=more)
-    if not on_cpu:  # what comes beyond freezing is for the CPU
-        return frozen
-    rest()
-    with expected_deprecation():
-        return torch.jit.optimize_for_inference(frozen, other_methods=more)
+        # What it does beyond freezing is for the CPU.
+        return torch.jit.optimize_for_inference(frozen, other_methods=more) if on_cpu else frozen
 
 
 def put_tensor(module: Any, path: str, tensor: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from tessera.serving.package.golden import (
     replay_golden,
     write_golden,
 )
-from tessera.serving.package.loading import Loading, load_package
+from tessera.serving.package.loading import load_package
 from tessera.serving.package.manifest import GOLDEN_RECORD, GoldenInfo
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import HostBatch
@@ -48,37 +48,6 @@ def test_a_loaded_package_says_what_it_is(package: Path) -> None:
     assert loaded.manifest.name == "model"
     assert loaded.manifest.created.endswith("Z")
     assert loaded.manifest.golden.samples == 9
-
-
-def test_a_load_rests_between_its_steps(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    def telling(name: str) -> None:
-        own = getattr(torch.jit, name)
-
-        def told_first(*given: Any, **named: Any) -> Any:
-            told.append(name)
-            return own(*given, **named)
-
-        monkeypatch.setattr(f"torch.jit.{name}", told_first)
-
-    for name in ("load", "freeze", "optimize_for_inference"):
-        telling(name)
-    loading = Loading(package)
-    loading.read(lambda _: None)
-    loading.build(lambda: told.append("rest"))
-    steps = [each for each in told if each != "rest"]
-    assert steps == ["load", "freeze", "optimize_for_inference"]
-    places = [told.index(step) for step in steps]
-    assert told[places[0] - 1] == told[places[0] + 1] == "rest"
-    assert "rest" in told[places[1] : places[2]]
-    assert told[-1] == "rest"
-    told.clear()
-    loading.settle(verify_golden=True, rest=lambda: told.append("rest"))
-    assert len(told) >= 30  # one behind each call
-    batch = random_batch(loading.manifest.schema, 7, max_length=4, seed=3)
-    expected = load_package(package).runner.forward(batch)["default"]
-    assert torch.equal(loading.runner.forward(batch)["default"], expected)
 
 
 @pytest.mark.usefixtures("not_opened")
@@ -252,7 +221,7 @@ def test_stock_torch_opens_the_file_and_reads_the_manifest(package: Path) -> Non
 _FRESH = """
 import sys
 import torch
-from tessera.serving.package.loading import Loading, load_package
+from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import zero_batch
 package = load_package(sys.argv[1])
 batch = zero_batch(package.manifest.schema, 3, wide_ids=False)

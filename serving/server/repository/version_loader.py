@@ -21,7 +21,6 @@ from tessera.serving.package.loading import LoadedPackage, Loading
 from tessera.serving.package.pace import ASIDE_NICENESS, Pace
 from tessera.serving.package.signed_record import unsigned_sha256
 from tessera.serving.package.table_memory import TableMemory
-from tessera.serving.package.torchscript import no_rest
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel
@@ -94,7 +93,14 @@ class PackageVersionLoader:
             )
             checked = self._read(loading, progress, beside_others=beside_others)
             torch.set_num_threads(1)  # of this thread; OpenMP's would spin
-            self._build(loading, verify_golden=not checked, beside_others=beside_others)
+            loading.build()
+            # Calls of the model give way to others as those of inference do.
+            at_priority(
+                self._config.limits.worker_niceness,
+                lambda loading=loading, checked=checked: loading.settle(  # type: ignore[misc] # mypy cannot infer a lambda with defaults
+                    verify_golden=self._config.verify_golden and not checked
+                ),
+            )
             file_hash = packages[0].file_hash if packages else self._file_hash(loading)
             packages.append(loading.package(file_hash, time.perf_counter() - begin))
             names.append(devices[0] if devices else packages[-1].manifest.device)
@@ -103,22 +109,6 @@ class PackageVersionLoader:
         if not follow:
             return loaded
         return replace(loaded, followed=self._followed(packages, memory, loading))
-
-    def _build(self, loading: Loading, *, verify_golden: bool, beside_others: bool) -> None:
-        """Make the module and call it, in steps between which the calls of other versions are answered."""
-
-        def rest() -> Callable[[], object]:
-            """What the thread that asks does between steps."""
-            return Pace().rest if beside_others else no_rest
-
-        loading.build(rest())
-        # Calls of the model give way to others as those of inference do.
-        at_priority(
-            self._config.limits.worker_niceness,
-            lambda: loading.settle(
-                verify_golden=self._config.verify_golden and verify_golden, rest=rest()
-            ),
-        )
 
     def _followed(
         self,
