@@ -219,6 +219,26 @@ class MCHEvictionPolicy(ABC):
         return places_E, chosen_E - known_places.numel()
 
 
+class _Remembered(NamedTuple):
+    """What is remembered of ids, by name.
+
+    Attributes:
+        step: the training step.
+        held: of those that have a row, ``[K]``.
+        new: of those that have none, and their counts.
+        of_one_batch: whether these came in this step alone.
+    """
+
+    step: int
+    held: Mapping[str, Tensor]
+    new: Mapping[str, Tensor]
+    of_one_batch: bool
+
+
+_BothScores = tuple[Tensor, Tensor]
+"""Of the ids that have a row, and of the new ones."""
+
+
 class _ScoringPolicy(MCHEvictionPolicy):
     """Remembers how often ids came, when they came last, or both; a subclass scores them by that.
 
@@ -274,28 +294,16 @@ class _ScoringPolicy(MCHEvictionPolicy):
     def _scores(self, current_iter: int, metadata: Mapping[str, Tensor]) -> Tensor:
         """One number for each id, of what is remembered of it: the higher, the longer it stays."""
 
-    def _scores_with_counts(
-        self,
-        current_iter: int,
-        mch_metadata: Mapping[str, Tensor],
-        of_new: Mapping[str, Tensor],
-        *,
-        of_one_batch: bool,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Scores of the ids that have a row and of new ones in whose order equal new ones stand by their counts.
+    def _scores_with_counts(self, ids: _Remembered) -> _BothScores | None:
+        """Scores in whose order new ids that are equal otherwise stand by their counts.
 
         None where a policy has no such; new ids are sorted by their counts before they are scored then.
         """
-        del current_iter, mch_metadata, of_new, of_one_batch
+        del ids
         return None
 
-    def _both_scores(
-        self,
-        current_iter: int,
-        mch_metadata: Mapping[str, Tensor],
-        of_new: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        return self._scores(current_iter, mch_metadata), self._scores(current_iter, of_new)
+    def _both_scores(self, ids: _Remembered) -> _BothScores:
+        return self._scores(ids.step, ids.held), self._scores(ids.step, ids.new)
 
     def scores_of(
         self, current_iter: int, ids: Tensor, mch_metadata: Mapping[str, Tensor]
@@ -391,7 +399,7 @@ class _ScoringPolicy(MCHEvictionPolicy):
         if "last_access_iter" in self._names:
             mch_metadata["last_access_iter"].index_copy_(0, places, of_known["last_access_iter"])
         scores = self._scores_with_counts(
-            current_iter, mch_metadata, of_new, of_one_batch=of_one_batch
+            _Remembered(current_iter, mch_metadata, of_new, of_one_batch)
         )
         if scores is not None:
             places_E, chosen_E = exchanged(*scores)
@@ -429,16 +437,8 @@ class LFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec user
         del current_iter
         return metadata["counts"]
 
-    def _scores_with_counts(
-        self,
-        current_iter: int,
-        mch_metadata: Mapping[str, Tensor],
-        of_new: Mapping[str, Tensor],
-        *,
-        of_one_batch: bool,
-    ) -> tuple[Tensor, Tensor]:
-        del of_one_batch
-        return self._both_scores(current_iter, mch_metadata, of_new)
+    def _scores_with_counts(self, ids: _Remembered) -> _BothScores:
+        return self._both_scores(ids)
 
 
 class LRU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec users know
@@ -467,19 +467,11 @@ class LRU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name TorchRec user
         del current_iter
         return metadata["last_access_iter"]
 
-    def _scores_with_counts(
-        self,
-        current_iter: int,
-        mch_metadata: Mapping[str, Tensor],
-        of_new: Mapping[str, Tensor],
-        *,
-        of_one_batch: bool,
-    ) -> tuple[Tensor, Tensor]:
-        del current_iter, of_one_batch
+    def _scores_with_counts(self, ids: _Remembered) -> _BothScores:
         # The step, and below it the count, in one number; an id that has a row is above all new ones of its step.
-        last_K, last_N = mch_metadata["last_access_iter"], of_new["last_access_iter"]
-        return (last_K + 1) * _MORE_THAN_COUNTS, torch.add(
-            of_new["counts"], last_N, alpha=_MORE_THAN_COUNTS
+        held, new = ids.held["last_access_iter"], ids.new["last_access_iter"]
+        return (held + 1) * _MORE_THAN_COUNTS, torch.add(
+            ids.new["counts"], new, alpha=_MORE_THAN_COUNTS
         )
 
 
@@ -513,16 +505,9 @@ class DistanceLFU_EvictionPolicy(_ScoringPolicy):  # noqa: N801 - the name Torch
             return metadata["counts"] / distance
         return metadata["counts"] / torch.pow(distance, self._decay_exponent)
 
-    def _scores_with_counts(
-        self,
-        current_iter: int,
-        mch_metadata: Mapping[str, Tensor],
-        of_new: Mapping[str, Tensor],
-        *,
-        of_one_batch: bool,
-    ) -> tuple[Tensor, Tensor] | None:
+    def _scores_with_counts(self, ids: _Remembered) -> _BothScores | None:
         # The distances of new ids of one batch are all 1.
-        return self._both_scores(current_iter, mch_metadata, of_new) if of_one_batch else None
+        return self._both_scores(ids) if ids.of_one_batch else None
 
 
 def check_decay(decay_exponent: float) -> None:
