@@ -1,11 +1,13 @@
 """Checkpoints saved under one plan and number of ranks, loaded under another: every pair."""
 
+import io
 import itertools
 import json
 import os
 import pickle
 import random
 import zipfile
+from enum import Enum
 
 import pytest
 import torch
@@ -454,6 +456,20 @@ class Evil:
         return (print, ("this ran",))
 
 
+class Taken:
+    """What an attack may ask of the function that older Pythons name for members of enumerations."""
+
+    def __reduce__(self):
+        return (getattr, (torch.Size, "count"))
+
+
+class OlderPickler(pickle.Pickler):
+    """Writes members of enumerations as Python 3.11.0 to 3.11.3 do, Debian 12's among them."""
+
+    def reducer_override(self, given):
+        return (getattr, (type(given), given.name)) if isinstance(given, Enum) else NotImplemented
+
+
 def without_hashes(folder, **changes):
     """Make a checkpoint one of version 1, which had no hashes: what is behind them must hold, too."""
     path = folder / "tessera.json"
@@ -470,7 +486,8 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path, capsys):
     without_hashes(folder)
     index = folder / ".metadata"
     good = index.read_bytes()
-    for harm in (pickle.dumps(Evil()), pickle.dumps({"x": Evil()}), pickle.dumps(torch.nn.Linear)):
+    harms = (Evil(), {"x": Evil()}, torch.nn.Linear, Taken())
+    for harm in map(pickle.dumps, harms):
         index.write_bytes(harm)
         with pytest.raises(CheckpointError, match="is refused"):
             read_checkpoint(folder)
@@ -493,6 +510,22 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path, capsys):
     with pytest.raises(CheckpointError, match="is damaged"):
         read_checkpoint(folder)
     assert "this ran" not in capsys.readouterr().out
+
+
+def test_an_index_that_an_older_python_wrote_is_read(tmp_path):
+    _, dmp, _ = model_here()
+    folder = tmp_path / "c"
+    save_checkpoint(folder, model=dmp)
+    without_hashes(folder)
+    expected = read_checkpoint(folder).model
+    written = io.BytesIO()
+    OlderPickler(written).dump(pickle.loads((folder / ".metadata").read_bytes()))
+    assert b"getattr" in written.getvalue()
+    (folder / ".metadata").write_bytes(written.getvalue())
+    found = read_checkpoint(folder).model
+    assert found.keys() == expected.keys()
+    for name, values in found.items():
+        torch.testing.assert_close(values, expected[name], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("damaged", [".metadata", "__0_0.distcp", "tessera.json"])

@@ -12,6 +12,7 @@ import os
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
@@ -62,11 +63,20 @@ _DAMAGES = (
 )
 
 
+def _enum_member(kind: object, name: str) -> Enum:
+    """The member of an enumeration, which Python 3.11.0 to 3.11.3 write as ``getattr(kind, name)``."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)) or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"{name!r} of {kind!r} is not a part of a checkpoint's index")
+    return kind.__members__[name]
+
+
 class _IndexUnpickler(pickle.Unpickler):
     """Knows the classes of an index and nothing else."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return the class if an index may contain it."""
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name in _INDEX_CLASSES.get(module, ()):
