@@ -528,6 +528,33 @@ def test_an_index_that_an_older_python_wrote_is_read(tmp_path):
         torch.testing.assert_close(values, expected[name], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("part", "missing"),
+    [
+        *((lambda index: next(iter(index.state_dict_metadata.values())), name)
+          for name in ("properties", "size", "chunks")),
+        *((lambda index: next(iter(index.state_dict_metadata.values())).chunks[0], name)
+          for name in ("offsets", "sizes")),
+        *((lambda index: next(iter(index.storage_data.values())), name)
+          for name in ("relative_path", "offset", "length")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("other", [False, True])
+def test_an_index_without_one_of_its_parts_is_refused(tmp_path, part, missing, other):
+    _, dmp, _ = model_here()
+    folder = tmp_path / "c"
+    save_checkpoint(folder, model=dmp)
+    without_hashes(folder)
+    index = pickle.loads((folder / ".metadata").read_bytes())
+    if other:
+        object.__setattr__(part(index), missing, 3.5)
+    else:
+        object.__delattr__(part(index), missing)
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError, match="is refused"):
+        read_checkpoint(folder)
+
+
 @pytest.mark.parametrize("damaged", [".metadata", "__0_0.distcp", "tessera.json"])
 def test_any_changed_byte_is_refused_in_one_line(tmp_path, damaged):
     _, dmp, optimizer = model_here()

@@ -236,7 +236,7 @@ class _Remembered(NamedTuple):
 
 
 _BothScores = tuple[Tensor, Tensor]
-"""Of the ids that have a row, and of the new ones."""
+"""The scores of ids that have a row, and those of new ones."""
 
 
 class _ScoringPolicy(MCHEvictionPolicy):

@@ -84,6 +84,30 @@ class _IndexUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not a part of a checkpoint's index")
 
 
+def _require_whole(index: Metadata) -> None:
+    """Refuse an index whose parts lack what they say of tensors and records: pickle fills in what it is told to.
+
+    Raises:
+        UnpicklingError: a part is of another type.
+        AttributeError: one is missing.
+    """
+    for name, entry in index.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            continue
+        sizes = [
+            entry.size,
+            *(size for chunk in entry.chunks for size in (chunk.offsets, chunk.sizes)),
+        ]
+        if not isinstance(entry.properties.dtype, torch.dtype) or not all(
+            isinstance(size, torch.Size) for size in sizes
+        ):
+            raise pickle.UnpicklingError(f"what it says of {name!r} is not what a tensor has")
+    for info in (index.storage_data or {}).values():
+        is_named = isinstance(info.relative_path, str | os.PathLike)
+        if not is_named or not isinstance(info.offset, int) or not isinstance(info.length, int):
+            raise pickle.UnpicklingError(f"{info.relative_path!r} has a record without a place")
+
+
 @dataclass(frozen=True)
 class Piece:
     """Describes a part of a saved tensor and where it goes.
@@ -121,6 +145,8 @@ class SavedTensors:
         try:
             with index.open("rb") as stream:
                 metadata = _IndexUnpickler(stream).load()
+            if isinstance(metadata, Metadata):
+                _require_whole(metadata)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{folder} is not a whole checkpoint: it has no .metadata"
