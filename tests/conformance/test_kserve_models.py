@@ -196,13 +196,19 @@ def test_statistics_are_those_of_the_metrics_page(server, drawn):
     def stage(*names):
         return sum(total("tessera_stage_duration_seconds_sum", stage=name) for name in names) * 1e9
 
-    server.wait_for(
-        lambda: (
-            total("tessera_requests_total", code="OK")
-            == statistics(server, "ranker").inference_stats.success.count
+    asked = []
+
+    def is_settled():
+        """Whether nothing was counted while the statistics were asked for; an answer's last stages come after it."""
+        stages = ("queue", "decode", "assemble", "transfer", "forward", "split", "encode")
+        before = [stage(name) for name in stages]
+        asked.append(statistics(server, "ranker"))
+        return before == [stage(name) for name in stages] and (
+            total("tessera_requests_total", code="OK") == asked[-1].inference_stats.success.count
         )
-    )
-    found = statistics(server, "ranker")
+
+    server.wait_for(is_settled)
+    found = asked[-1]
     parts = found.inference_stats
     requests = total("tessera_requests_total")
     near = {"rel": 1e-3, "abs": 5e3}
