@@ -133,6 +133,7 @@ def main() -> None:
     write_shop(new_rows, NEW_ROWS, seed=8, strangers=STRANGERS)
 
     say("2. Look at it, and write a config")
+    config.unlink(missing_ok=True)  # that of an earlier run is not replaced
     run(["tessera", "schema", str(data), "--out", str(config)])
 
     say("3. Train")
