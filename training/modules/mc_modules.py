@@ -28,11 +28,13 @@ from tessera.training.modules.mc_evictions import (
     LRU_EvictionPolicy,
     MCHEvictionPolicy,
     MCHEvictionPolicyMetadataInfo,
+)
+from tessera.training.modules.mc_sorted_map import MCHManagedCollisionModule
+from tessera.training.modules.mc_thresholds import (
     average_threshold_filter,
     dynamic_threshold_filter,
     probabilistic_threshold_filter,
 )
-from tessera.training.modules.mc_sorted_map import MCHManagedCollisionModule
 from tessera.training.modules.tables import flat_names
 from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
