@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-using ExpressKernel = void (*)(CudaLookup, int);
+using ExpressKernel = void (*)(CudaLookup, int, bool);
 using SmallKernel = void (*)(CudaLookup);
 
 template <int64_t T, Scales S, Ids I, int Lanes>
@@ -88,6 +88,12 @@ SmallKernel small_for(const CudaLookup& job, int64_t lanes) {
   return nullptr;
 }
 
+// Whether rows have one width and nothing is asked that these kernels cannot do.
+bool alike_rows(const CudaLookup& job) {
+  return job.one_width && job.alike != Alike::kNo && job.id_weights == nullptr &&
+         job.outside == nullptr;
+}
+
 dim3 grid_of(const CudaLookup& job, int64_t bags_per_block) {
   return dim3(static_cast<unsigned>((job.batch + bags_per_block - 1) / bags_per_block),
               static_cast<unsigned>(job.features + (job.dense != nullptr ? 1 : 0)));
@@ -95,37 +101,42 @@ dim3 grid_of(const CudaLookup& job, int64_t bags_per_block) {
 
 }  // namespace
 
-bool launch_express(const CudaLookup& job, int multiprocessors, cudaStream_t stream,
-                    cudaError_t* status) {
-  if (!job.one_width || job.alike == Alike::kNo || job.id_weights != nullptr ||
-      job.outside != nullptr) {
-    return false;
-  }
-  const Scales scales = scales_of(job.alike);
+bool launch_small(const CudaLookup& job, int multiprocessors, cudaStream_t stream,
+                  cudaError_t* status) {
   const int64_t bags = job.features * job.batch;
   // A bag of one or two ids ends early with eight threads as well.
-  const int64_t small_lanes = 4 * job.lanes;
-  const SmallKernel small = small_for(job, small_lanes);
+  if (!alike_rows(job) || job.ids <= 2 * bags) return false;
+  const int64_t lanes = 4 * job.lanes;
   constexpr int64_t kThreadsAtOnce = 2048;
-  if (small != nullptr && job.ids > 2 * bags &&
-      bags * small_lanes <= kSmallRounds * kThreadsAtOnce * multiprocessors) {
-    small<<<grid_of(job, kSmallThreads / small_lanes), kSmallThreads,
-            small_bytes(scales, static_cast<int>(small_lanes)), stream>>>(job);
-    *status = cudaGetLastError();
-    return true;
+  const SmallKernel small = small_for(job, lanes);
+  if (small == nullptr || bags * lanes > kSmallRounds * kThreadsAtOnce * multiprocessors) {
+    return false;
   }
-  const ExpressKernel express = express_for(job);
+  small<<<grid_of(job, kSmallThreads / lanes), kSmallThreads,
+          small_bytes(scales_of(job.alike), static_cast<int>(lanes)), stream>>>(job);
+  *status = cudaGetLastError();
+  return true;
+}
+
+bool launch_express(const CudaLookup& job, int multiprocessors, cudaStream_t stream,
+                    cudaError_t* status) {
+  const ExpressKernel express = alike_rows(job) ? express_for(job) : nullptr;
   if (express == nullptr) return false;
   // Groups with several bags keep their rings full across the ends of short ones, and long bags in
   // fewer blocks leave room beside them for features that the cache serves.  Where all bags are
   // long, or there is little work, one bag a group spreads it best.
+  const int64_t bags = job.features * job.batch;
   const int64_t resident = static_cast<int64_t>(multiprocessors) * kExpressBlocks * kExpressThreads;
   int bags_per_group = job.ids <= 12 * bags ? kExpressBags : 1;
   while (bags_per_group > 1 && bags * job.lanes < 2 * resident * bags_per_group) {
     bags_per_group /= 2;
   }
-  express<<<grid_of(job, kExpressThreads / job.lanes * bags_per_group), kExpressThreads,
-            ring_bytes<ExpressPipe>(scales), stream>>>(job, bags_per_group);
+  const dim3 grid = grid_of(job, kExpressThreads / job.lanes * bags_per_group);
+  // Where all blocks begin at once, no order is sooner done than another, and asking for it takes
+  // half a microsecond.
+  const bool at_once = int64_t{grid.x} * grid.y * kExpressThreads <= resident;
+  express<<<grid, kExpressThreads, ring_bytes<ExpressPipe>(scales_of(job.alike)), stream>>>(
+      job, bags_per_group, !at_once);
   *status = cudaGetLastError();
   return true;
 }

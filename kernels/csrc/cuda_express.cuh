@@ -21,16 +21,27 @@ constexpr int kExpressBags = 4;    // of a group, at most
 constexpr int kAnyWidth = 0;       // instead of a number of lanes: known when the kernel runs
 
 // How many threads a block has, how many rows each keeps in flight, how many of them it asks for
-// together, and how many blocks share a multiprocessor.
-template <int Threads, int Ring, int Step, int Blocks>
+// together, how many blocks share a multiprocessor, whether rows stay in its first cache, and how
+// many shares of an int4 row a thread reads at once.
+template <int Threads, int Ring, int Step, int Blocks, bool Keeps, int Int4Shares = 1>
 struct Pipe {
   static constexpr int kThreads = Threads;
   static constexpr int kRing = Ring;
   static constexpr int kStep = Step;
   static constexpr int kBlocks = Blocks;
+  static constexpr bool kKeeps = Keeps;
+  static constexpr int kInt4Shares = Int4Shares;
 };
 
-using ExpressPipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks>;
+// What a thread reads of a row.
+template <class P, int64_t T>
+struct PartOf {
+  static constexpr int kShares = T == kInt4 ? P::kInt4Shares : 1;
+  static constexpr int kColumns = kShares * Share<T>::kColumns;
+  static constexpr int kBytes = kShares * Share<T>::kBytes;
+};
+
+using ExpressPipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks, false>;
 
 // Where a row's scale is.
 enum class Scales {
@@ -122,8 +133,8 @@ struct Piece {
 template <class P, int64_t T, Scales S, Ids I, int Lanes, bool Wide, class EndOf, class Write>
 __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piece& piece,
                                              EndOf end_of, Write write) {
-  constexpr int C = Share<T>::kColumns;
-  constexpr int kBytes = Share<T>::kBytes;
+  constexpr int C = PartOf<P, T>::kColumns;
+  constexpr int kBytes = PartOf<P, T>::kBytes;
   constexpr int kStep = P::kStep;
   constexpr int kRing = P::kRing;
   constexpr int kSlot = P::kThreads * 16;  // bytes of a ring slot
@@ -168,8 +179,8 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
       if (at + u < count) {
         if constexpr (I == Ids::kRows) row = id[u].nearest_row(rows);
         if constexpr (I == Ids::kHashed && !kSharesHashing) row = hashed_row(plan, id[u].value());
-        copy_async<kBytes>(slot + (stage + u) * kSlot,
-                           piece.data + static_cast<uint64_t>(row) * row_stride);
+        copy_async<kBytes, P::kKeeps>(slot + (stage + u) * kSlot,
+                                      piece.data + static_cast<uint64_t>(row) * row_stride);
         if constexpr (S == Scales::kRow) {
           copy_async<4>(shared_address(scale_slots) + (stage + u) * (P::kThreads * 4),
                         piece.scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
@@ -207,10 +218,15 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
       pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + place * (P::kThreads * 4)));
     }
     if constexpr (kHasBias) sum.bias = __fadd_rn(sum.bias, pair.y);
-    float values[C];
-    decode_share<T>(words, values);
 #pragma unroll
-    for (int c = 0; c < C; ++c) sum.acc[c] = fmaf(pair.x, values[c], sum.acc[c]);
+    for (int first = 0; first < C; first += Share<T>::kColumns) {
+      float values[Share<T>::kColumns];
+      decode_share<T>(words + first / Share<T>::kColumns * (Share<T>::kBytes / 4), values);
+#pragma unroll
+      for (int c = 0; c < Share<T>::kColumns; ++c) {
+        sum.acc[first + c] = fmaf(pair.x, values[c], sum.acc[first + c]);
+      }
+    }
   };
 
   load_ids(0);
@@ -254,7 +270,8 @@ __device__ __forceinline__ void load_book(const uint8_t* scales, float* book) {
 
 template <int64_t T, Scales S, Ids I, int Lanes, bool Wide>
 __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
-    lookup_express_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
+    lookup_express_kernel(const __grid_constant__ CudaLookup job, int bags_per_group,
+                          bool longest_first) {
   constexpr int C = Share<T>::kColumns;
   constexpr int kGroups = kExpressThreads / Lanes;
   extern __shared__ __align__(16) uint8_t ring[];
@@ -269,7 +286,7 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
       (static_cast<int>(blockIdx.x) * kGroups + static_cast<int>(threadIdx.x) / Lanes) *
       bags_per_group;
   const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
-  const int feature = longest_feature_of_block(job);
+  const int feature = longest_first ? longest_feature_of_block(job) : static_cast<int>(blockIdx.y);
   // Offsets travel while the plan is read.  Lane k keeps where bag k ends, from `begin`.
   int64_t begin = 0;
   int64_t my_end = 0;

@@ -6,8 +6,13 @@
 
 namespace tessera {
 
-// Launches a kernel made for the call's weight type, scales and width and puts its
+// Both launch a kernel made for the call's weight type, scales and width and put its
 // cudaGetLastError() into *status.  False: there is none, and nothing was launched.
+
+// For small batches (cuda_small.cuh); false also for others.
+bool launch_small(const CudaLookup& job, int multiprocessors, cudaStream_t stream,
+                  cudaError_t* status);
+
 bool launch_express(const CudaLookup& job, int multiprocessors, cudaStream_t stream,
                     cudaError_t* status);
 

@@ -59,9 +59,10 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-template <int Bytes>
+// Keeps: in the first cache, too, as pieces of less than 16 bytes always are.
+template <int Bytes, bool Keeps = false>
 __device__ __forceinline__ void copy_async(uint32_t to, const uint8_t* from) {
-  if constexpr (Bytes == 16) {
+  if constexpr (Bytes == 16 && !Keeps) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes)

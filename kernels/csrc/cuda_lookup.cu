@@ -1,5 +1,5 @@
 // Pooled and unpooled lookups of many tables in one launch: the kernels for any mixture of
-// features, which serve what those of cuda_express.h and cuda_widths.h do not.
+// features, which serve what those of cuda_express.h, cuda_few.h and cuda_widths.h do not.
 //
 // blockIdx.y picks a feature (in the plan's launch order), blockIdx.x a tile of its bags.  A row is
 // read by a group of `lanes` neighbouring threads, 16 bytes each (8 of int4): 8 lanes for 128 int8
@@ -7,6 +7,7 @@
 // side by side, so rows are in flight across the ends of bags, and a bag of one id takes the same
 // path as any other.
 #include "cuda_express.h"
+#include "cuda_few.h"
 #include "cuda_slow.cuh"
 #include "cuda_widths.h"
 
@@ -126,6 +127,8 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_lookup(const CudaLookup& given, int multiprocessors, cudaStream_t stream) {
   CudaLookup job = given;
   cudaError_t status;
+  if (launch_small(job, multiprocessors, stream, &status)) return status;
+  if (launch_few_bags(job, multiprocessors, stream, &status)) return status;
   if (launch_express(job, multiprocessors, stream, &status)) return status;
   if (launch_widths(job, multiprocessors, stream, &status)) return status;
   // Room for every bag of the widest feature; narrower ones need fewer blocks and the rest of

@@ -110,8 +110,8 @@ struct Sum {
     clear();
   }
 
-  // e4m3: the first `columns` columns, their number and places multiples of four, all at once where
-  // all C are there and places are multiples of C.
+  // e4m3: the first `columns` columns, their number and places multiples of four, up to 16 at once
+  // where all C are there and places are multiples of that.
   __device__ __forceinline__ void write_bytes(const CudaLookup& job, int64_t at, int columns) {
     uint8_t* out = static_cast<uint8_t*>(job.out) + at;
     uint32_t words[C / 4];
@@ -121,8 +121,14 @@ struct Sum {
       words[k] = narrow_fp8(four[0] * job.out_scale, four[1] * job.out_scale,
                             four[2] * job.out_scale, four[3] * job.out_scale);
     }
-    if (C > 4 && columns >= C && reinterpret_cast<uintptr_t>(out) % C == 0) {
-      if constexpr (C == 16) store_streaming(out, words[0], words[1], words[2], words[3]);
+    constexpr int kTogether = C < 16 ? C : 16;
+    if (C > 4 && columns >= C && reinterpret_cast<uintptr_t>(out) % kTogether == 0) {
+      if constexpr (C >= 16) {
+#pragma unroll
+        for (int k = 0; k < C / 4; k += 4) {
+          store_streaming(out + 4 * k, words[k], words[k + 1], words[k + 2], words[k + 3]);
+        }
+      }
       if constexpr (C == 8) store_streaming(out, words[0], words[1]);
     } else {
 #pragma unroll

@@ -14,7 +14,8 @@ constexpr int64_t kMostBlocks = 0x7fffffff;
 constexpr int64_t kDeepIds = 4;
 constexpr int64_t kDeepRounds = 2;
 
-constexpr int64_t kNarrowShares = 2;
+// From so many shares on a thread reads two of an int4 row at once: 16 bytes, as of other rows.
+constexpr int64_t kWideInt4Shares = 8;
 
 using WidthsKernel = void (*)(CudaLookup, Tiling);
 
@@ -37,6 +38,10 @@ WidthsKernel quantized_of(const CudaLookup& job) {
 // nullptr: a kind that nobody asked for yet.
 template <class P>
 WidthsKernel widths_for(const CudaLookup& job) {
+  if constexpr (P::kInt4Shares > 1) {
+    return job.weight_type == kInt4 && job.alike != Alike::kBook ? quantized_of<P, kInt4>(job)
+                                                                 : nullptr;
+  }
   if (job.weight_type == kBlockInt8) {
     return job.alike == Alike::kBook ? widths_of<P, kBlockInt8, Scales::kBook>(job) : nullptr;
   }
@@ -58,7 +63,8 @@ bool launch(const CudaLookup& job, int multiprocessors, int64_t blocks, int bags
   const WidthsKernel kernel = widths_for<P>(job);
   if (kernel == nullptr) return false;
   // Tiles of the widest feature, as many for every feature.
-  const int64_t widest = std::clamp<int64_t>(job.widest_shares, 1, P::kThreads);
+  const int64_t parts = (job.widest_shares + P::kInt4Shares - 1) / P::kInt4Shares;
+  const int64_t widest = std::clamp<int64_t>(parts, 1, P::kThreads);
   const int64_t bags = P::kThreads / widest * bags_per_group;
   const int64_t tiles = (job.batch + bags - 1) / bags;
   const int64_t resident = static_cast<int64_t>(multiprocessors) * P::kBlocks;
@@ -75,8 +81,10 @@ bool launch(const CudaLookup& job, int multiprocessors, int64_t blocks, int bags
   const int64_t features = (numbered ? 1 : job.features) + (job.dense != nullptr ? 1 : 0);
   const dim3 grid(static_cast<unsigned>(std::clamp<int64_t>(columns, 1, kMostBlocks)),
                   static_cast<unsigned>(features));
-  kernel<<<grid, P::kThreads, ring_bytes<P>(scales), stream>>>(job,
-                                                               Tiling{bags_per_group, numbered});
+  // Where all blocks begin at once, no order is sooner done than another.
+  const bool ordered = int64_t{grid.x} * grid.y > resident;
+  kernel<<<grid, P::kThreads, ring_bytes<P>(scales), stream>>>(
+      job, Tiling{bags_per_group, numbered, ordered});
   *status = cudaGetLastError();
   return true;
 }
@@ -102,14 +110,12 @@ bool launch_widths(const CudaLookup& job, int multiprocessors, cudaStream_t stre
   }
   // As for the kernels of one width: see launch_express().
   const int64_t resident = static_cast<int64_t>(multiprocessors) * WidePipe::kBlocks;
-  // With a scale for each row of one or two shares, so many copies of 4 bytes are on their way that
-  // they crowd the ids out of the first cache: the kernel for any mixture, which has fewer rows in
-  // flight and leaves that cache more room, is 4 to 20% faster.
-  if (job.alike == Alike::kRowScale && job.widest_shares <= kNarrowShares && blocks > resident) {
-    return false;
-  }
   int bags_per_group = job.ids <= 2 * bags ? kWidthsBags : job.ids <= 12 * bags ? 4 : 1;
   while (bags_per_group > 1 && blocks < 2 * resident * bags_per_group) bags_per_group /= 2;
+  if (job.weight_type == kInt4 && job.widest_shares >= kWideInt4Shares) {
+    const int64_t half = blocks / WideInt4Pipe::kInt4Shares + job.features;
+    return launch<WideInt4Pipe>(job, multiprocessors, half, bags_per_group, stream, status);
+  }
   return launch<WidePipe>(job, multiprocessors, blocks, bags_per_group, stream, status);
 }
 

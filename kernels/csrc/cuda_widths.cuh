@@ -14,8 +14,11 @@
 // a call of few tiles, or very many features, that search would take longer than it saves; then
 // blockIdx.y is the feature again.
 //
-// Two pipes: the usual one, and one with 64 rows in flight per thread for calls that have too few
-// bags to fill the machine, where the longest bag decides.
+// Three pipes: the usual one; one whose threads read 16 bytes of an int4 row, too, for rows of many
+// shares; and one with 64 rows in flight per thread for calls that have too few bags to fill the
+// machine, where the longest bag decides.  Rows of the first two stay in the first cache: under a
+// power law a few rows are asked for so often that the slice of the second cache in which they lie
+// would be the limit.  The third leaves that cache too little room.
 #pragma once
 
 #include "cuda_express.cuh"
@@ -23,8 +26,9 @@
 namespace tessera {
 namespace {
 
-using WidePipe = ExpressPipe;
-using DeepPipe = Pipe<32, 64, 8, 5>;
+using WidePipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks, true>;
+using WideInt4Pipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks / 2, true, 2>;
+using DeepPipe = Pipe<32, 64, 8, 5, false>;
 
 constexpr int kWidthsBags = kExpressBags;
 constexpr int64_t kMostSearched = 64;  // features of different widths whose tiles are numbered
@@ -39,21 +43,22 @@ constexpr int blocks_of(Scales scales) {
 struct Tiling {
   int bags_per_group;
   bool numbered;  // over all features; else blockIdx.y picks the feature
+  bool ordered;   // in launch order, which is read first
 };
 
 // Threads that read a row of `dim` columns.
 template <class P, int64_t T>
 __device__ __forceinline__ int widths_lanes(int64_t dim) {
-  const int64_t shares = (dim + Share<T>::kColumns - 1) / Share<T>::kColumns;
-  return static_cast<int>(min(shares, int64_t{P::kThreads}));
+  const int64_t parts = (dim + PartOf<P, T>::kColumns - 1) / PartOf<P, T>::kColumns;
+  return static_cast<int>(min(parts, int64_t{P::kThreads}));
 }
 
 // Whether the plan says of a feature what the kernel was compiled for.
-template <int64_t T, Scales S, Ids I>
+template <class P, int64_t T, Scales S, Ids I>
 __device__ __forceinline__ bool widths_serve(const CudaLookup& job, const FeaturePlan& plan) {
-  constexpr int kBytes = Share<T>::kBytes;
-  const int64_t shares = (plan.dim + Share<T>::kColumns - 1) / Share<T>::kColumns;
-  const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + shares * kBytes;
+  constexpr int kBytes = PartOf<P, T>::kBytes;
+  const int64_t parts = (plan.dim + PartOf<P, T>::kColumns - 1) / PartOf<P, T>::kColumns;
+  const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + parts * kBytes;
   return plan.weight_type == T && scales_served<T, S>(plan) && ids_served<I>(plan) &&
          (plan.data_offset | plan.row_stride) % kBytes == 0 && plan.row_stride <= 0x7fffffff &&
          last <= job.weight_bytes && plan.out_column + plan.dim <= job.out_width;
@@ -109,7 +114,7 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
                                          const volatile BagShape& shape, const Tile& tile,
                                          int bags_per_group, uint8_t* ring,
                                          int (*ends)[P::kThreads], const float* book) {
-  constexpr int C = Share<T>::kColumns;
+  constexpr int C = PartOf<P, T>::kColumns;
   const int thread = static_cast<int>(threadIdx.x);
   const int lanes = widths_lanes<P, T>(plan.dim);
   const int groups = small_quotient(P::kThreads, lanes);
@@ -135,7 +140,7 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
   piece.book = book;
   const auto end_of = [&](int bag) { return ends[bag][thread]; };
   for (int column = lane * C; column < shape.dim; column += P::kThreads * C) {
-    piece.data = job.weights + plan.data_offset + column / C * Share<T>::kBytes;
+    piece.data = job.weights + plan.data_offset + column / C * PartOf<P, T>::kBytes;
     int64_t out = first_bag * job.out_width + shape.out_column + column;
     const auto write = [&](Sum<C>* sum, int bag) {
       constexpr bool kHasBias = express_has_bias(T, S);
@@ -161,11 +166,13 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
 
 // Asks for the offsets that the block is likely to need, while the plan is read: its own where
 // features have one number of shares, else a feature's first.
-template <class P>
+template <class P, int64_t T>
 __device__ __forceinline__ void warm_offsets(const CudaLookup& job, int bags_per_group) {
   int64_t bag = threadIdx.x;
   if (job.one_share_count) {
-    const int lanes = static_cast<int>(min(max(job.widest_shares, int64_t{1}), P::kThreads + 0l));
+    constexpr int kShares = PartOf<P, T>::kShares;
+    const int64_t parts = (job.widest_shares + kShares - 1) / kShares;
+    const int lanes = static_cast<int>(min(max(parts, int64_t{1}), P::kThreads + 0l));
     bag = (static_cast<int64_t>(blockIdx.x) * small_quotient(P::kThreads, lanes) +
            small_quotient(static_cast<int>(threadIdx.x), lanes)) *
           bags_per_group;
@@ -195,7 +202,7 @@ __global__ void __launch_bounds__(P::kThreads, blocks_of<P>(S))
   float* const book = books[threadIdx.x / 32];
   BagShape& shape = shapes[threadIdx.x / 32];
   FeaturePlan& plan = plans[threadIdx.x / 32];
-  if (!tiling.numbered) warm_offsets<P>(job, tiling.bags_per_group);
+  if (!tiling.numbered) warm_offsets<P, T>(job, tiling.bags_per_group);
   for (int64_t at = blockIdx.x;; at += gridDim.x) {
     Tile tile{0, static_cast<int>(at), 0};
     if (tiling.numbered) {
@@ -206,7 +213,7 @@ __global__ void __launch_bounds__(P::kThreads, blocks_of<P>(S))
       tile.feature = static_cast<int>(blockIdx.y);
       fetch_plan(job, tile.feature, &plan);
       const int ordered = clamp_feature(job, plan.launch_order);
-      if (ordered != tile.feature) {
+      if (tiling.ordered && ordered != tile.feature) {
         tile.feature = ordered;
         fetch_plan(job, ordered, &plan);
       }
@@ -214,8 +221,8 @@ __global__ void __launch_bounds__(P::kThreads, blocks_of<P>(S))
     const int lanes = widths_lanes<P, T>(plan.dim);
     const int bags = small_quotient(P::kThreads, lanes) * tiling.bags_per_group;
     if (static_cast<int64_t>(tile.number) * bags >= job.batch) return;
-    if (widths_serve<T, S, I>(job, plan)) {
-      share_shape(job, plan, Share<T>::kColumns, &shape);
+    if (widths_serve<P, T, S, I>(job, plan)) {
+      share_shape(job, plan, PartOf<P, T>::kColumns, &shape);
       if constexpr (S == Scales::kBook) load_book(job.weights + plan.scale_offset, book);
       sum_tile<P, T, S, I, Wide>(job, plan, shape, tile, tiling.bags_per_group, ring, ends, book);
     } else {
