@@ -18,9 +18,10 @@ namespace {
 
 constexpr int kFewThreads = 128;
 constexpr int kFewWarps = kFewThreads / 32;
-constexpr int kFewShort = 4;  // rows that are asked for together where bags are short
-constexpr int kFewLong =
-    16;  // the same elsewhere; half as many where a lane has eight bytes of each
+// Rows that are asked for together where bags are short, and elsewhere: half as many as kFewLong
+// where a lane has eight bytes of each.
+constexpr int kFewShort = 4;
+constexpr int kFewLong = 16;
 constexpr int kFewTogether = 4;  // rows that are summed without a branch between
 
 // A lane's part of a row.
@@ -185,7 +186,8 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
           if constexpr (S == Scales::kBook) {
             pair.x = book[block_code(__shfl_sync(~0u, words[u][0], lane & ~3))];
           }
-          // A row that is not there counts as none: a sum is never -0, which +0 would change.
+          // A row that is not there adds +0, which changes no sum but the -0 of products too small
+          // for a float.
           const bool there = first + u < count;
           const float factor = there ? pair.x : 0.0f;
           if constexpr (kHasBias) sum.bias = __fadd_rn(sum.bias, there ? pair.y : 0.0f);
