@@ -123,8 +123,9 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
   float* const book = books[warp];
   if constexpr (S == Scales::kBook) load_book(scales, book);
   float2 pair = make_float2(1.0f, 0.0f);
-  if (S == Scales::kOne && kHasBias && has_bias(plan.scale_type))
+  if (S == Scales::kOne && kHasBias && has_bias(plan.scale_type)) {
     pair = load_scale(plan, scales, 0);
+  }
   const uint32_t rows = static_cast<uint32_t>(plan.rows);
   const uint32_t row_stride = static_cast<uint32_t>(plan.row_stride);
   const uint32_t scale_stride = static_cast<uint32_t>(plan.scale_stride);

@@ -83,7 +83,7 @@ def test_every_width_equals_the_reference(device, dim, kind):
 @pytest.mark.parametrize("most", [1, 4, 30])
 @pytest.mark.parametrize("dims", [[20, 20], [128, 128], [100, 36, 8], [160, 428, 1000], [2500]])
 def test_few_and_many_bags_equal_the_cpu(dims, most, kind):
-    """Batches on both sides of what the kernels for few bags take, in every type of output."""
+    """Batches on both sides of what the kernels for few bags take, as float32 and float16."""
     generator = torch.Generator().manual_seed(most)
     for batch in (3, 4000):
         call, width = call_of(generator, kind, dims, batch, most, beside=batch == 3)
