@@ -30,9 +30,16 @@ void compute(Duration length) {
 TEST(PaceTest, ThePauseLeavesTheWorkItsShareOfACpu) {
   EXPECT_EQ(pause_behind(1ms, 1ms, 0.25), 3ms);
   EXPECT_EQ(pause_behind(1ms, 2ms, 0.25), 2ms);  // it has waited for something meanwhile
-  EXPECT_EQ(pause_behind(1ms, 10ms, 0.25), 0ms);
   EXPECT_EQ(pause_behind(20us, 20us, 0.25), 0ms);  // not worth a sleep
   EXPECT_EQ(pause_behind(1s, 1s, 0.25), 50ms);
+}
+
+TEST(PaceTest, APieceThatHasWaitedForACpuIsFollowedByAPause) {
+  EXPECT_EQ(pause_behind(1ms, 10ms, 0.25), 100us);
+  EXPECT_EQ(pause_behind(100us, 1s, 0.25), 100us);
+  EXPECT_EQ(pause_behind(99us, 1s, 0.25), 0us);
+  EXPECT_EQ(pause_behind(1ms, 1050us, 1), 100us);
+  EXPECT_EQ(pause_behind(1ms, 1049us, 1), 0us);
 }
 
 TEST(PaceTest, TheShareIsATenthOfAllCpusAndNoMoreThanOne) {
@@ -79,8 +86,8 @@ TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {
     compute(1ms);
     pace.rest([&](const std::function<void()>&) { ++pauses; });
   };
-  // A piece during which the thread has waited for a CPU has had its pause.
-  while (pauses < 3) work();
+  for (int piece = 0; piece < 3; ++piece) work();
+  EXPECT_EQ(pauses, 3);
   answering = false;
   std::this_thread::sleep_for(1'100ms);
   const int before = pauses;

@@ -10,18 +10,24 @@
 
 namespace tessera {
 
+// Work that has used so much of a CPU, and waited for one for half as long, pauses.
+inline constexpr std::chrono::nanoseconds kPiece = std::chrono::microseconds(100);
 inline constexpr std::chrono::nanoseconds kLeastPause = std::chrono::microseconds(100);
 // A piece that took longer than it should is not paid for by seconds of silence.
 inline constexpr std::chrono::nanoseconds kMostPause = std::chrono::milliseconds(50);
 
 // How long the pause behind `used` of a CPU, within `passed` since the last pause, should be for
-// work that may use `share` of a CPU; zero where it would be too short to be worth a sleep.
+// work that may use `share` of a CPU; zero: not yet. Work that has waited for a CPU pauses behind
+// each piece all the same, as Linux brings threads that wait behind each other on one CPU to
+// another one when that one has nothing left to run: while such work waits there, it always has.
 inline std::chrono::nanoseconds pause_behind(std::chrono::nanoseconds used,
                                              std::chrono::nanoseconds passed, double share) {
   const auto whole = std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(used) / share);
   const std::chrono::nanoseconds pause = std::min(whole - passed, kMostPause);
-  return pause < kLeastPause ? std::chrono::nanoseconds::zero() : pause;
+  if (pause >= kLeastPause) return pause;
+  const bool waited = used >= kPiece && passed - used >= kPiece / 2;
+  return waited ? kLeastPause : std::chrono::nanoseconds::zero();
 }
 
 // What a clock of the system has counted.

@@ -20,6 +20,8 @@ ASIDE_NICENESS = 10
 
 _SHARE_OF_ALL = 1 / 10
 _SHARE_OF_ONE = 1 / 3
+_PIECE_S = 0.0001
+"""Work that has used so much of a CPU, and waited for one for half as long, pauses."""
 _LEAST_S = 0.0001
 _MOST_S = 0.05
 """A piece that took longer than it should is not paid for by seconds of silence."""
@@ -45,9 +47,16 @@ def _share() -> float:
 
 
 def pause_behind(used: float, passed: float, share: float) -> float:
-    """How long the pause is behind ``used`` seconds of a CPU, within ``passed`` since the last pause; 0: not yet."""
+    """How long the pause is behind ``used`` seconds of a CPU, within ``passed`` since the last pause; 0: not yet.
+
+    Work that has waited for a CPU pauses behind each piece all the same: Linux brings threads that wait behind each other
+    on one CPU to another one when that one has nothing left to run, and while such work waits there, it always has.
+    """
     pause = min(used / share - passed, _MOST_S)
-    return 0.0 if pause < _LEAST_S else pause
+    if pause >= _LEAST_S:
+        return pause
+    waited = used >= _PIECE_S and passed - used >= _PIECE_S / 2
+    return _LEAST_S if waited else 0.0
 
 
 class Pace:

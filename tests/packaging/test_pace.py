@@ -18,9 +18,16 @@ from tessera.serving.package.pace import (
 def test_a_pause_leaves_the_work_its_share_of_a_cpu():
     assert pause_behind(0.001, 0.001, 0.25) == 0.003
     assert pause_behind(0.001, 0.002, 0.25) == 0.002  # it has waited for something meanwhile
-    assert pause_behind(0.001, 0.01, 0.25) == 0
     assert pause_behind(0.00002, 0.00002, 0.25) == 0  # not worth a sleep
     assert pause_behind(1, 1, 0.25) == 0.05
+
+
+def test_a_piece_that_has_waited_for_a_cpu_is_followed_by_a_pause():
+    assert pause_behind(0.001, 0.01, 0.25) == 0.0001
+    assert pause_behind(0.0001, 1, 0.25) == 0.0001
+    assert pause_behind(0.00009, 1, 0.25) == 0
+    assert pause_behind(0.001, 0.00106, 1) == 0.0001
+    assert pause_behind(0.001, 0.00104, 1) == 0
 
 
 def test_the_share_is_a_tenth_of_all_cpus_and_no_more_than_a_third_of_one():
@@ -36,14 +43,11 @@ def test_work_pauses(monkeypatch):
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     pace = Pace()
-    begin = time.thread_time()
-    # A piece during which the thread has waited for a CPU has had its pause.
-    while not pauses and time.thread_time() - begin < 1:
-        piece = time.thread_time() + 0.001
-        while time.thread_time() < piece:
-            pass
-        pace.rest()
-    assert pauses
+    piece = time.thread_time() + 0.001
+    while time.thread_time() < piece:
+        pass
+    pace.rest()
+    assert len(pauses) == 1
     assert 0 < pauses[0] <= 0.05
 
 
