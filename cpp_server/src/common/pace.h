@@ -34,7 +34,8 @@ class Pace {
                 double share = 1);
 
   // To be called between pieces of some 100 microseconds: sleeps until the work has used its share
-  // of the time since the last call, or not at all where no call was answered for a second.
+  // of the time since the last call, and for a moment in any case where the work has waited for a
+  // CPU (csrc/pauses.h), or not at all where no call was answered for a second.
   void rest();
 
   // The same, where `pause` stops the work.
