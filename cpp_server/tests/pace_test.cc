@@ -29,7 +29,7 @@ void compute(Duration length) {
 
 TEST(PaceTest, ThePauseLeavesTheWorkItsShareOfACpu) {
   EXPECT_EQ(pause_behind(1ms, 1ms, 0.25), 3ms);
-  EXPECT_EQ(pause_behind(1ms, 2ms, 0.25), 2ms);  // it has waited for something meanwhile
+  EXPECT_EQ(pause_behind(1ms, 2ms, 0.25), 2ms);    // it has waited for something meanwhile
   EXPECT_EQ(pause_behind(20us, 20us, 0.25), 0ms);  // not worth a sleep
   EXPECT_EQ(pause_behind(1s, 1s, 0.25), 50ms);
 }
