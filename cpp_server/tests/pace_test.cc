@@ -55,6 +55,9 @@ TEST(PaceTest, WorkThatRunsWhileNothingElseDoesMayHaveAQuarter) {
   EXPECT_DOUBLE_EQ(idle_share(64), 1);
 }
 
+// So little of the share of work aside that it pauses on a machine of any number of CPUs.
+constexpr double kLittle = 0.1;
+
 // How long the pauses are behind 5 ms of a CPU.
 Duration pauses_behind_work() {
   Pace pace([] { return true; });
@@ -81,7 +84,7 @@ TEST(PaceTest, AThreadOfTheIdleClassPausesForLess) {
 TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {
   bool answering = true;
   int pauses = 0;
-  Pace pace([&] { return answering; });
+  Pace pace([&] { return answering; }, CLOCK_THREAD_CPUTIME_ID, kLittle);
   const auto work = [&] {
     compute(1ms);
     pace.rest([&](const std::function<void()>&) { ++pauses; });
@@ -98,7 +101,7 @@ TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {
 TEST(PaceTest, APauseEndsWhileNothingIsBeingAnswered) {
   int asked = 0;
   // One call is being answered when the pause begins and for a while behind it.
-  Pace pace([&] { return ++asked < 4; });
+  Pace pace([&] { return ++asked < 4; }, CLOCK_THREAD_CPUTIME_ID, kLittle);
   while (asked < 4) {
     compute(1ms);
     pace.rest();
@@ -108,7 +111,7 @@ TEST(PaceTest, APauseEndsWhileNothingIsBeingAnswered) {
 
 TEST(PaceTest, AnotherThreadGoesOnWithoutPayingForWhatTheFirstOneUsed) {
   int pauses = 0;
-  Pace pace([] { return true; });
+  Pace pace([] { return true; }, CLOCK_THREAD_CPUTIME_ID, kLittle);
   const auto rest = [&] { pace.rest([&](const std::function<void()>&) { ++pauses; }); };
   std::thread([&] {
     compute(20ms);
