@@ -3,8 +3,8 @@
 A package of a given size is made twice, with other weights, once (``--folder`` keeps them). Per server, client and
 server on the same two CPUs:
 
-* the requests per second of a closed loop, which is called its capacity;
-* an open loop at a share of it (Poisson; latency counts from when a call was due), in phases: without reloads, with
+* its capacity: the requests per second that it takes in an open loop (`tessera.serving.bench.capacity`);
+* an open loop at a share of that (Poisson; latency counts from when a call was due), in phases: without reloads, with
   reloads, without, with, ...  With reloads the two versions come and go in turn all the time: the
   one is loaded, answers, and the other is unloaded.
 
@@ -49,6 +49,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tessera.serving.bench.capacity import open_capacity
 from tessera.serving.bench.processes import LOADER, cpu_seconds
 from tessera.serving.bench.reload_servers import (
     Answer,
@@ -67,6 +68,7 @@ _MIB = 1 << 20
 _HEAD = struct.Struct("<qqIII")
 """When a call was due, what it took, the number of its request, its status, the size of its answer."""
 SETTLED_RELOADS = 10
+CAPACITY_STEP_S = 4.0
 SETTLE_LOOK_S = 0.5
 SETTLE_MOST_S = 60.0
 IDLE_SHARE = 0.05
@@ -271,7 +273,7 @@ class Contender:
         self._right = right_answers(server, server.requests)
         settle([server])
         closed = ("--in-flight", IN_FLIGHT, "--duration-s", options.capacity_s)
-        self.capacity = self._load(None, *closed)
+        self.capacity = open_capacity(self._p99_s, self._load(None, *closed))
         self.reloader = Reloader(server, options.pause_s)
         self._before_mib = memory_mib(server.pid)
         self._phases: dict[bool, list[Phase]] = {False: [], True: []}
@@ -280,6 +282,13 @@ class Contender:
     def _load(self, record: Path | None, *flags: object) -> float:
         server, warm = self.server, ("--warm-up-s", self._options.warm_up_s)
         return load(server.address, server.method, server.request_file, record, *flags, *warm)
+
+    def _p99_s(self, rate: float) -> float:
+        self._load(self._record, "--rate", rate, "--duration-s", CAPACITY_STEP_S)
+        latencies = np.array([call.took / 1e9 for call in read_calls(self._record)])
+        self._record.unlink()
+        settle([self.server])
+        return float(np.quantile(latencies, 0.99))
 
     @property
     def rate(self) -> float:

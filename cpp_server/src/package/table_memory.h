@@ -1,10 +1,10 @@
-// Memory of one large table, in a mapping of its own: whatever the heap is like, it goes back to
-// the system when the last owner lets it go.
+// Memory of one large table, in a mapping of its own: whatever the heap is like, it is the system's
+// again when the last owner lets it go, and the next table's where one comes within a minute
+// (package/spare_memory.h).
 //
-// Contract: the memory is valid as long as the object is. Construction takes address space alone
-// and throws std::bad_alloc; pages become resident as they are written to, by the thread that
-// writes. The destructor gives the pages back piece by piece, with pauses, so that no other thread
-// waits for long for the address space or for a CPU: it blocks for some 100 ms a gigabyte.
+// Contract: the memory is valid as long as the object is. Construction takes address space alone,
+// or memory that is kept, and throws std::bad_alloc; pages that are new become resident as they are
+// written to, by the thread that writes.
 #pragma once
 
 #include <cstddef>
@@ -16,28 +16,29 @@
 
 #include "common/mutex.h"
 #include "package/manifest.h"
+#include "package/spare_memory.h"
 
 namespace tessera {
 
 class TableMemory {
  public:
-  // Zeros, in huge pages where the system has them: fewer page faults now, fewer misses of the TLB
-  // in every lookup.
-  explicit TableMemory(std::uint64_t bytes);
+  // Any content, in huge pages where the system has them: fewer page faults now, fewer misses of
+  // the TLB in every lookup. `spare` must live as long as this.
+  explicit TableMemory(std::uint64_t bytes, SpareMemory& spare = SpareMemory::shared());
   ~TableMemory();
   TableMemory(const TableMemory&) = delete;
   TableMemory& operator=(const TableMemory&) = delete;
 
   std::span<std::byte> content() const { return {begin_, bytes_}; }
 
-  // From now on destructors do not pause: nobody is served any more.
+  // From now on destructors keep nothing and do not pause: nobody is served any more.
   static void give_back_at_once();
 
  private:
   std::byte* begin_ = nullptr;  // within the mapping, where a huge page begins
   std::uint64_t bytes_ = 0;
-  std::byte* mapping_ = nullptr;
-  std::uint64_t mapping_bytes_ = 0;
+  Mapping mapping_;
+  SpareMemory& spare_;
 };
 
 // The tables of this process by their content, so that versions of a model share those that they

@@ -28,7 +28,7 @@ import torch
 from tessera.serving.package.handover import CheckedContents, SharedContents
 from tessera.serving.package.loading import Loading
 from tessera.serving.package.opening import LARGE_BYTES
-from tessera.serving.package.pace import Pace, stand_aside
+from tessera.serving.package.pace import LOAD_PART, Pace, stand_aside
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.time_limit import TimeLimit, limited
 from tessera.serving.server.follow.commit_reader import CommitReader, answer_reads
@@ -247,7 +247,8 @@ def _run(job: dict[str, Any], channel: socket.socket, options: CheckOptions) -> 
 
     def body(*, beside: bool = True) -> int:
         if job["kind"] == "check":
-            return _check(path, channel, options, job["has_run"], Pace() if beside else None)
+            pace = Pace(part=LOAD_PART) if beside else None
+            return _check(path, channel, options, job["has_run"], pace)
         return _hash(path, channel, Pace(part=_HASH_PART) if beside else None)
 
     if not job["beside"]:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, Loading
-from tessera.serving.package.pace import ASIDE_NICENESS, Pace
+from tessera.serving.package.pace import ASIDE_NICENESS, LOAD_PART, Pace
 from tessera.serving.package.signed_record import unsigned_sha256
-from tessera.serving.package.table_memory import TableMemory
+from tessera.serving.package.table_memory import SPARE_S, SpareMemory, TableMemory
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel
@@ -69,7 +69,7 @@ class PackageVersionLoader:
     def __init__(self, config: ServerConfig, checker: PackageChecker | None) -> None:
         self._config = config
         self._checker = checker
-        self._memory = TableMemory()
+        self._memory = TableMemory(SpareMemory(SPARE_S))
         self._packages = PackageLoader.of(config)
 
     def load(
@@ -143,11 +143,11 @@ class PackageVersionLoader:
             progress(min(done / total, 1.0))
 
         def read() -> None:
-            loading.records.pace = Pace() if beside_others else None
+            loading.records.pace = Pace(part=LOAD_PART) if beside_others else None
             loading.read(add)
 
         def take() -> None:
-            pace = Pace() if beside_others else None
+            pace = Pace(part=LOAD_PART) if beside_others else None
             contents.take(loading.records, loading.opening, add, pace)
 
         if self._checker is None or loading.manifest.device != "cpu":

@@ -1,0 +1,109 @@
+#include "package/spare_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "common/stand_aside.h"
+#include "common/thread_name.h"
+
+namespace tessera {
+namespace {
+
+// What is given back at once: about 0.2 ms of work for the kernel.
+constexpr std::uint64_t kPiece = 4U << 20;
+constexpr std::chrono::microseconds kPause{200};
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+}  // namespace
+
+void give_back(const Mapping& mapping, bool at_once) {
+  // munmap of all of it would hold the address space's lock while every page is freed, and threads
+  // that map memory or start another thread would wait. MADV_DONTNEED frees pages with the lock
+  // shared, and leaves munmap nothing but the page tables.
+  for (std::uint64_t done = 0; done < mapping.bytes && !at_once; done += kPiece) {
+    ::madvise(mapping.at + done, std::min(kPiece, mapping.bytes - done), MADV_DONTNEED);
+    std::this_thread::sleep_for(kPause);
+  }
+  ::munmap(mapping.at, mapping.bytes);
+}
+
+SpareMemory& SpareMemory::shared() {
+  // Tables may be let go of while the process ends.
+  static auto* const spare = new SpareMemory;
+  return *spare;
+}
+
+SpareMemory::SpareMemory(Duration keep_for) : keep_for_(keep_for) {}
+
+SpareMemory::~SpareMemory() {
+  {
+    const MutexLock lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  const MutexLock lock(mutex_);
+  for (const Kept& kept : kept_) give_back(kept.mapping, true);
+}
+
+Mapping SpareMemory::take(std::uint64_t bytes) {
+  std::vector<Mapping> room;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = std::find_if(kept_.begin(), kept_.end(), [bytes](const Kept& kept) {
+      return kept.mapping.bytes == bytes;
+    });
+    if (found != kept_.end()) {
+      const Mapping mapping = found->mapping;
+      kept_.erase(found);
+      return mapping;
+    }
+    for (std::uint64_t gone = 0; gone < bytes && !kept_.empty(); kept_.pop_front()) {
+      room.push_back(kept_.front().mapping);
+      gone += room.back().bytes;
+    }
+  }
+  for (const Mapping& mapping : room) give_back(mapping, false);
+  return {};
+}
+
+void SpareMemory::keep(const Mapping& mapping) {
+  if (::madvise(mapping.at, mapping.bytes, MADV_FREE) != 0) {  // Linux 4.5
+    give_back(mapping, false);
+    return;
+  }
+  {
+    const MutexLock lock(mutex_);
+    kept_.push_back({.mapping = mapping, .until = now() + keep_for_});
+    if (!thread_.joinable()) thread_ = std::jthread([this] { run(); });
+  }
+  changed_.notify_all();
+}
+
+void SpareMemory::run() {
+  name_thread("spare-memory");
+  stand_aside();
+  for (;;) {
+    Mapping old;
+    {
+      const MutexLock lock(mutex_);
+      while (!ends_ && (kept_.empty() || kept_.front().until > now())) {
+        if (kept_.empty()) {
+          changed_.wait(mutex_);
+        } else {
+          changed_.wait_until(mutex_, kept_.front().until);
+        }
+      }
+      if (ends_) return;
+      old = kept_.front().mapping;
+      kept_.pop_front();
+    }
+    give_back(old, false);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,73 @@
+// Memory of tables that nobody uses any more, kept for a while for the tables of the next version.
+//
+// Versions that follow each other have tables of the same sizes. Pages that are new to a process
+// are cleared by the kernel, and a virtual machine's host may have to find them first: where the
+// guest gives free memory back to its host (free page reporting), the first write to a huge page
+// was measured to take 4.5 ms, in one piece in the kernel, and 2.3 s a gigabyte. Calls that are
+// answered beside a load wait for that. Memory that was not given back has its pages.
+//
+// What is kept is the system's all the same: its pages are marked with MADV_FREE, so the kernel
+// counts them as available and takes them as soon as anybody needs memory. Until then they count as
+// resident. What is kept never adds to what is in use: memory that is not taken from here is made
+// only once as much of what is kept, or all of it, has gone back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <thread>
+
+#include "common/clock.h"
+#include "common/mutex.h"
+
+namespace tessera {
+
+// A private, anonymous mapping of the address space.
+struct Mapping {
+  std::byte* at = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+// Gives it back to the system: piece by piece with pauses, so that no other thread waits for long
+// for the address space or for a CPU, for some 100 ms a gigabyte; or where `at_once`, in one call.
+void give_back(const Mapping& mapping, bool at_once);
+
+// Contract: any thread. `take` and `keep` block for microseconds, `take` for as long as give_back
+// where it makes room. A thread of nice 10 gives back what nobody has taken for `keep_for`. The
+// destructor gives all of it back.
+class SpareMemory {
+ public:
+  static constexpr Duration kKeepFor = std::chrono::seconds(60);
+
+  // The one of this process, which has no end.
+  static SpareMemory& shared();
+
+  explicit SpareMemory(Duration keep_for = kKeepFor);
+  ~SpareMemory();
+  SpareMemory(const SpareMemory&) = delete;
+  SpareMemory& operator=(const SpareMemory&) = delete;
+
+  // A mapping of exactly so many bytes, with any content; {} where none is kept, and then as many
+  // bytes of those that are kept have gone back to the system.
+  Mapping take(std::uint64_t bytes);
+
+  // Keeps what nobody uses any more.
+  void keep(const Mapping& mapping);
+
+ private:
+  struct Kept {
+    Mapping mapping;
+    TimePoint until;
+  };
+
+  void run();
+
+  const Duration keep_for_;
+  Mutex mutex_;
+  Condition changed_;
+  std::deque<Kept> kept_ TESSERA_GUARDED_BY(mutex_);  // the oldest one first
+  bool ends_ TESSERA_GUARDED_BY(mutex_) = false;
+  std::jthread thread_;  // from the first `keep` on
+};
+
+}  // namespace tessera
