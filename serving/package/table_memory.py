@@ -49,7 +49,7 @@ _MADV_DONTNEED = 4  # <asm-generic/mman-common.h>
 _MADV_FREE = 8
 _MADV_HUGEPAGE = 14
 
-SPARE_S = 60.0
+SPARE_S = 120.0
 """How long a server keeps memory that nobody uses."""
 
 

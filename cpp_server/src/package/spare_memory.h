@@ -37,7 +37,7 @@ void give_back(const Mapping& mapping, bool at_once);
 // destructor gives all of it back.
 class SpareMemory {
  public:
-  static constexpr Duration kKeepFor = std::chrono::seconds(60);
+  static constexpr Duration kKeepFor = std::chrono::seconds(120);
 
   // The one of this process, which has no end.
   static SpareMemory& shared();

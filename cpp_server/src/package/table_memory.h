@@ -1,5 +1,5 @@
 // Memory of one large table, in a mapping of its own: whatever the heap is like, it is the system's
-// again when the last owner lets it go, and the next table's where one comes within a minute
+// again when the last owner lets it go, and the next table's where one comes within two minutes
 // (package/spare_memory.h).
 //
 // Contract: the memory is valid as long as the object is. Construction takes address space alone,
