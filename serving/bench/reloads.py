@@ -68,7 +68,7 @@ _MIB = 1 << 20
 _HEAD = struct.Struct("<qqIII")
 """When a call was due, what it took, the number of its request, its status, the size of its answer."""
 SETTLED_RELOADS = 10
-CAPACITY_STEP_S = 4.0
+CAPACITY_STEP_S = 10.0
 SETTLE_LOOK_S = 0.5
 SETTLE_MOST_S = 60.0
 IDLE_SHARE = 0.05

@@ -20,9 +20,9 @@ ASIDE_NICENESS = 10
 
 _SHARE_OF_ALL = 1 / 10
 _SHARE_OF_ONE = 1 / 3
-LOAD_PART = 0.7
-"""Of its share, what reading and taking over a version uses: beside 2,000 calls a second p99 was 1.37 times as high with all of
-it as without a load, and 1.07 times with this part (docs/benchmarks.md, "Reloads under load")."""
+LOAD_PART = 0.5
+"""Of its share, what reading and taking over a version uses: each of the first calls behind a load waits for the opening of its model,
+and the more loads there are in a minute the more such calls (docs/benchmarks.md, "Reloads under load")."""
 _PIECE_S = 0.0001
 """Work that has used so much of a CPU, and waited for one for half as long, pauses."""
 _LEAST_S = 0.0001

@@ -20,13 +20,14 @@ from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, Loading
 from tessera.serving.package.pace import ASIDE_NICENESS, LOAD_PART, Pace
 from tessera.serving.package.signed_record import unsigned_sha256
-from tessera.serving.package.table_memory import SPARE_S, SpareMemory, TableMemory
+from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel
 from tessera.serving.server.model.loader import LoadedModel, PackageLoader, loaded_model
 from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.repository.checker import CheckOptions, PackageChecker
+from tessera.serving.server.repository.spare_memory import SPARE_S, SpareMemory
 
 _Result = TypeVar("_Result")
 

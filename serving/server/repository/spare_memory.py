@@ -1,0 +1,96 @@
+"""Memory of tables that nobody uses any more, kept for a while for the tables of the next version.
+
+Versions that follow each other have tables of the same sizes.  Pages that are new to a process are cleared by the kernel, and a
+virtual machine's host may have to find them first: where the guest gives free memory back to its host, the first write to
+a huge page was measured to take 4.5 ms, in one piece in the kernel.  Calls that are answered beside a load wait for
+that.  Memory that was not given back has its pages.
+
+What is kept is the system's all the same: its pages are marked with MADV_FREE, so the kernel counts them as available and takes
+them as soon as anybody needs memory.  Until then they count as resident.  What is kept never adds to what is in use: memory that is
+not taken from here is made only once as much of what is kept, or all of it, has gone back.
+``cpp_server/src/package/spare_memory.h`` is the same for ``tessera-server``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+
+from tessera.serving.package.pace import stand_aside
+from tessera.serving.package.table_memory import give_back_mapping
+from tessera.serving.server.named_thread import NamedThread
+
+SPARE_S = 120.0
+"""How long a server keeps memory that nobody uses."""
+
+_LIBC = ctypes.CDLL(None)
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MADV_FREE = 8  # <asm-generic/mman-common.h>
+
+
+class SpareMemory:
+    """See `tessera.serving.package.table_memory.Spare`; a thread of low priority gives back what nobody has taken.
+
+    Args:
+        keep_s: seconds after which what nobody has taken goes back to the system.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        # A collection of garbage may end a mapping in the midst of `take`, on the same thread.
+        self._lock = threading.RLock()
+        self._kept: list[tuple[int, int, float]] = []  # where, bytes, until when; the oldest first
+        self._giving_back = False
+
+    def take(self, size: int) -> int | None:
+        """The address of a mapping of ``size`` bytes with any content.
+
+        None: there is none, and then as many bytes of what was kept have gone back to the system.
+        """
+        room: list[tuple[int, int]] = []
+        with self._lock:
+            found = next((kept for kept in self._kept if kept[1] == size), None)
+            if found is not None:
+                self._kept.remove(found)
+                return found[0]
+            gone = 0
+            while gone < size and self._kept:
+                begin, bytes_, _ = self._kept.pop(0)
+                room.append((begin, bytes_))
+                gone += bytes_
+        for begin, bytes_ in room:
+            give_back_mapping(begin, bytes_)
+        return None
+
+    def keep(self, begin: int, size: int) -> None:
+        """Keep a mapping that nobody uses any more."""
+        if _LIBC.madvise(begin, size, _MADV_FREE) != 0:  # Linux 4.5
+            give_back_mapping(begin, size)
+            return
+        with self._lock:
+            self._kept.append((begin, size, time.monotonic() + self._keep_s))
+            if self._giving_back:
+                return
+            self._giving_back = True
+        try:
+            NamedThread(target=self._run, name="spare-memory", daemon=True).start()
+        except RuntimeError:  # no thread is left, or the interpreter ends
+            self._giving_back = False
+
+    def _run(self) -> None:
+        """Give back what has been kept for long enough, until nothing is kept."""
+        stand_aside()
+        while True:
+            with self._lock:
+                if not self._kept:
+                    self._giving_back = False
+                    return
+                begin, size, until = self._kept[0]
+                wait_s = until - time.monotonic()
+                if wait_s <= 0:
+                    self._kept.pop(0)
+            if wait_s > 0:
+                time.sleep(wait_s)
+            else:
+                give_back_mapping(begin, size)
