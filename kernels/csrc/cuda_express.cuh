@@ -20,16 +20,23 @@ constexpr int kExpressBlocks = 8;  // per multiprocessor
 constexpr int kExpressBags = 4;    // of a group, at most
 constexpr int kAnyWidth = 0;       // instead of a number of lanes: known when the kernel runs
 
+// How rows go by the first cache.
+enum class Cache {
+  kPast,
+  kThrough,
+  kAsked,  // as Piece says
+};
+
 // How many threads a block has, how many rows each keeps in flight, how many of them it asks for
-// together, how many blocks share a multiprocessor, whether rows stay in its first cache, and how
-// many shares of an int4 row a thread reads at once.
-template <int Threads, int Ring, int Step, int Blocks, bool Keeps, int Int4Shares = 1>
+// together, how many blocks share a multiprocessor, how rows go by its first cache, and how many
+// shares of an int4 row a thread reads at once.
+template <int Threads, int Ring, int Step, int Blocks, Cache C, int Int4Shares = 1>
 struct Pipe {
   static constexpr int kThreads = Threads;
   static constexpr int kRing = Ring;
   static constexpr int kStep = Step;
   static constexpr int kBlocks = Blocks;
-  static constexpr bool kKeeps = Keeps;
+  static constexpr Cache kCache = C;
   static constexpr int kInt4Shares = Int4Shares;
 };
 
@@ -41,7 +48,7 @@ struct PartOf {
   static constexpr int kBytes = kShares * Share<T>::kBytes;
 };
 
-using ExpressPipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks, false>;
+using ExpressPipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks, Cache::kPast>;
 
 // Where a row's scale is.
 enum class Scales {
@@ -122,6 +129,7 @@ struct Piece {
   int count;              // ids of all bags
   int bags;               // at least 1
   uint8_t* ring;          // of the block: ring_bytes<P>(S)
+  uint32_t keeps;         // under Cache::kAsked: whether rows go through the first cache
   const float* book;      // under Scales::kBook: the table's scales, in shared memory
 };
 
@@ -179,8 +187,12 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
       if (at + u < count) {
         if constexpr (I == Ids::kRows) row = id[u].nearest_row(rows);
         if constexpr (I == Ids::kHashed && !kSharesHashing) row = hashed_row(plan, id[u].value());
-        copy_async<kBytes, P::kKeeps>(slot + (stage + u) * kSlot,
-                                      piece.data + static_cast<uint64_t>(row) * row_stride);
+        const uint8_t* const from = piece.data + static_cast<uint64_t>(row) * row_stride;
+        if constexpr (P::kCache == Cache::kAsked) {
+          copy_async<kBytes>(slot + (stage + u) * kSlot, from, piece.keeps);
+        } else {
+          copy_async<kBytes, P::kCache == Cache::kThrough>(slot + (stage + u) * kSlot, from);
+        }
         if constexpr (S == Scales::kRow) {
           copy_async<4>(shared_address(scale_slots) + (stage + u) * (P::kThreads * 4),
                         piece.scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
@@ -314,6 +326,7 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
   piece.count = max(__shfl_sync(mask, my_bag_end, bags - 1, Lanes), 0);
   piece.bags = bags;
   piece.ring = ring;
+  piece.keeps = 0;
   piece.book = book;
   int64_t out = first_bag * job.out_width + plan.out_column + lane * C;
   const auto end_of = [&](int bag) { return __shfl_sync(mask, my_bag_end, bag, Lanes); };

@@ -1,61 +1,68 @@
 // Chooses among the kernels of cuda_few.cuh, which are compiled here.
 #include "cuda_few.h"
 
+#include <algorithm>
+
 #include "cuda_few.cuh"
 
 namespace tessera {
 namespace {
 
-// Warps for each multiprocessor up to which bags are few: as many as it holds at once.
-constexpr int64_t kMostShort = 32;
-constexpr int64_t kMostLong = 16;
+// Lanes of a row that lies in one sector with its scale.
+constexpr int64_t kSectorLanes = 8;
 
 using FewKernel = void (*)(CudaLookup);
 
-template <int Step, int64_t T, Scales S>
+// What kernel to take.
+struct FewForm {
+  int lanes;  // of a bag
+  int step;   // rows that are asked for together
+};
+
+template <int Step, int Lanes, int64_t T, Scales S>
 FewKernel few_of(const CudaLookup& job) {
   if (job.hashed) {
-    return job.wide_ids ? lookup_few_kernel<Step, T, S, Ids::kHashed, true>
-                        : lookup_few_kernel<Step, T, S, Ids::kHashed, false>;
+    return job.wide_ids ? lookup_few_kernel<Step, Lanes, T, S, Ids::kHashed, true>
+                        : lookup_few_kernel<Step, Lanes, T, S, Ids::kHashed, false>;
   }
-  return job.wide_ids ? lookup_few_kernel<Step, T, S, Ids::kRows, true>
-                      : lookup_few_kernel<Step, T, S, Ids::kRows, false>;
+  return job.wide_ids ? lookup_few_kernel<Step, Lanes, T, S, Ids::kRows, true>
+                      : lookup_few_kernel<Step, Lanes, T, S, Ids::kRows, false>;
 }
 
 template <int64_t T, Scales S>
-FewKernel few_of(const CudaLookup& job) {
-  const bool is_short = job.ids <= kFewShort * job.features * job.batch;
-  return is_short ? few_of<kFewShort, T, S>(job)
-                  : few_of<kFewLong / FewShare<T>::kWords, T, S>(job);
+FewKernel few_of(const CudaLookup& job, FewForm form) {
+  const bool is_short = form.step == kFewShort;
+  if (form.lanes == 8) {
+    return is_short ? few_of<kFewShort, 8, T, S>(job) : few_of<kFewLong, 8, T, S>(job);
+  }
+  if (form.lanes == 16) {
+    return is_short ? few_of<kFewShort, 16, T, S>(job) : few_of<kFewLong, 16, T, S>(job);
+  }
+  if constexpr (S == Scales::kRow) {
+    if (form.step == kFewLongest) return few_of<kFewLongest, 32, T, S>(job);
+  }
+  return is_short ? few_of<kFewShort, 32, T, S>(job) : few_of<kFewLong, 32, T, S>(job);
 }
 
 template <int64_t T>
-FewKernel quantized_of(const CudaLookup& job) {
-  return job.alike == Alike::kRowScale ? few_of<T, Scales::kRow>(job)
-                                       : few_of<T, Scales::kOne>(job);
+FewKernel quantized_of(const CudaLookup& job, FewForm form) {
+  return job.alike == Alike::kRowScale ? few_of<T, Scales::kRow>(job, form)
+                                       : few_of<T, Scales::kOne>(job, form);
 }
 
 // nullptr: a kind that nobody asked for yet.
-FewKernel few_for(const CudaLookup& job) {
+FewKernel few_for(const CudaLookup& job, FewForm form) {
   if (job.weight_type == kBlockInt8) {
-    return job.alike == Alike::kBook ? few_of<kBlockInt8, Scales::kBook>(job) : nullptr;
+    return job.alike == Alike::kBook ? few_of<kBlockInt8, Scales::kBook>(job, form) : nullptr;
   }
   if (job.alike == Alike::kBook) return nullptr;
-  if (job.weight_type == kInt8) return quantized_of<kInt8>(job);
-  if (job.weight_type == kInt4) return quantized_of<kInt4>(job);
-  if (job.weight_type == kFloat8) return quantized_of<kFloat8>(job);
+  if (job.weight_type == kInt8) return quantized_of<kInt8>(job, form);
+  if (job.weight_type == kInt4) return quantized_of<kInt4>(job, form);
+  if (job.weight_type == kFloat8) return quantized_of<kFloat8>(job, form);
   if (job.alike != Alike::kOneScale) return nullptr;
-  if (job.weight_type == kFloat16) return few_of<kFloat16, Scales::kOne>(job);
-  if (job.weight_type == kBFloat16) return few_of<kBFloat16, Scales::kOne>(job);
+  if (job.weight_type == kFloat16) return few_of<kFloat16, Scales::kOne>(job, form);
+  if (job.weight_type == kBFloat16) return few_of<kBFloat16, Scales::kOne>(job, form);
   return nullptr;
-}
-
-// The widest row of the call in lanes of the kernel.
-int64_t widest_lanes(const CudaLookup& job) {
-  const bool half = job.weight_type == kFloat16 || job.weight_type == kBFloat16;
-  const int64_t share = half ? 8 : 16;
-  const int64_t part = job.weight_type == kInt4 ? 8 : 4;
-  return job.widest_shares * (share / part);
 }
 
 }  // namespace
@@ -66,13 +73,25 @@ bool launch_few_bags(const CudaLookup& job, int multiprocessors, cudaStream_t st
       job.widest_shares <= 0) {
     return false;
   }
-  const int64_t blocks = (widest_lanes(job) + 31) / 32;
+  const int64_t widest = few_lanes(job);
+  const int64_t blocks = (widest + 31) / 32;
   const int64_t bags = job.features * job.batch;
-  const int64_t most = (job.ids <= kFewShort * bags ? kMostShort : kMostLong) * multiprocessors;
-  if (bags * blocks > most) return false;
-  const FewKernel kernel = few_for(job);
+  const bool is_short = job.ids <= kFewShort * bags;
+  const int64_t most = (is_short ? kFewMostShort : kFewMostLong) * multiprocessors;
+  FewForm form{32, is_short ? kFewShort : kFewLong};
+  // Where a row is a sector with its scale, the scales' loads bring the rows along.
+  if (!is_short && job.alike == Alike::kRowScale && widest <= kSectorLanes) form.step = kFewLongest;
+  if (bags * blocks > most) {
+    // Rows of one width, whole shares wide, have kernels of their own.
+    if (job.one_width) return false;
+    form = FewForm{few_bag_lanes(widest), is_short ? kFewShort : kFewLong};
+  }
+  const int64_t groups = 32 / form.lanes;
+  if (bags * blocks > most * groups) return false;
+  const FewKernel kernel = few_for(job, form);
   if (kernel == nullptr) return false;
-  const dim3 grid(static_cast<unsigned>((job.batch + kFewWarps - 1) / kFewWarps),
+  const int64_t in_block = kFewWarps * groups;
+  const dim3 grid(static_cast<unsigned>((job.batch + in_block - 1) / in_block),
                   static_cast<unsigned>(job.features + (job.dense != nullptr ? 1 : 0)),
                   static_cast<unsigned>(blocks));
   kernel<<<grid, kFewThreads, 0, stream>>>(job);

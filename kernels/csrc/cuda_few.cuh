@@ -1,5 +1,6 @@
 // Calls of few bags, of any width: a warp works on one bag, so that a long bag ends early and a
-// short one waits for as little as possible.
+// short one waits for as little as possible.  Where that takes more warps than there are at once,
+// two or four bags of narrow rows share one.
 //
 // Each lane has four columns (eight of int4), and a wide row is shared out among several warps. The
 // lanes read the ids of a step's rows side by side, turn them into rows and load their scales;
@@ -18,11 +19,16 @@ namespace {
 
 constexpr int kFewThreads = 128;
 constexpr int kFewWarps = kFewThreads / 32;
-// Rows that are asked for together where bags are short, and elsewhere: half as many as kFewLong
-// where a lane has eight bytes of each.
+// Rows that are asked for together where bags are short, and elsewhere.  More than eight loads of
+// pages that are far apart wait for each other, but for rows that the load of their scales has
+// brought along.
 constexpr int kFewShort = 4;
-constexpr int kFewLong = 16;
+constexpr int kFewLong = 8;
+constexpr int kFewLongest = 16;
 constexpr int kFewTogether = 4;  // rows that are summed without a branch between
+// Warps for each multiprocessor up to which bags are few: as many as it holds at once.
+constexpr int64_t kFewMostShort = 32;
+constexpr int64_t kFewMostLong = 16;
 
 // A lane's part of a row.
 template <int64_t T>
@@ -66,6 +72,22 @@ __device__ __forceinline__ void few_numbers(const uint32_t (&words)[FewShare<T>:
   }
 }
 
+// The widest row of the call, in lanes.
+inline int64_t few_lanes(const CudaLookup& job) {
+  const bool half = job.weight_type == kFloat16 || job.weight_type == kBFloat16;
+  const int64_t share = half ? 8 : 16;
+  const int64_t part = job.weight_type == kInt4 ? 8 : 4;
+  return job.widest_shares * (share / part);
+}
+
+// Lanes of a bag where bags of narrow rows share a warp.
+inline int few_bag_lanes(int64_t widest) { return widest <= 8 ? 8 : widest <= 16 ? 16 : 32; }
+
+// Short bags of rows of at most 32 lanes that the kernels here take.
+inline int64_t most_few_short(int64_t widest, int multiprocessors) {
+  return kFewMostShort * multiprocessors * (32 / few_bag_lanes(widest));
+}
+
 // Whether the plan says of a feature what the kernel was compiled for.
 template <int64_t T, Scales S, Ids I>
 __device__ __forceinline__ bool few_serves(const CudaLookup& job, const FeaturePlan& plan) {
@@ -78,13 +100,17 @@ __device__ __forceinline__ bool few_serves(const CudaLookup& job, const FeatureP
          plan.out_column + plan.dim <= job.out_width;
 }
 
-// Step: rows that are asked for together; twice as many are on their way.
-template <int Step, int64_t T, Scales S, Ids I, bool Wide>
+// Step: rows of a bag that are asked for together; twice as many are on their way.  Lanes: of a
+// bag, at least Step; bags of narrow rows share a warp, which goes on until the longest of them
+// ends.
+template <int Step, int Lanes, int64_t T, Scales S, Ids I, bool Wide>
 __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
     lookup_few_kernel(const __grid_constant__ CudaLookup job) {
   using Part = FewShare<T>;
   constexpr int C = Part::kColumns;
   constexpr bool kHasBias = express_has_bias(T, S);
+  constexpr int kGroups = 32 / Lanes;
+  static_assert(Step <= Lanes, "a lane reads one id of a step");
   __shared__ float books[kFewWarps][kBookScales];
   __shared__ BagShape shapes[kFewWarps];
   __shared__ FeaturePlan plans[kFewWarps];
@@ -93,9 +119,10 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
     return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x) % Lanes;
   const int feature = static_cast<int>(blockIdx.y);
-  const int64_t bag = static_cast<int64_t>(blockIdx.x) * kFewWarps + warp;
+  const int64_t first_bag = (static_cast<int64_t>(blockIdx.x) * kFewWarps + warp) * kGroups;
+  const int64_t bag = first_bag + static_cast<int>(threadIdx.x) % 32 / Lanes;
   // Offsets travel beside the plan.
   const int64_t at = feature * job.batch + min(bag, job.batch - 1);
   int64_t begin = load_integer(job.offsets, at, job.wide_offsets);
@@ -103,13 +130,14 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
   FeaturePlan& plan = plans[warp];
   fetch_plan(job, feature, &plan);
   if (!few_serves<T, S, I>(job, plan)) {
-    if (blockIdx.z == 0) stream_bags_slowly(job, plan, feature, kFewWarps);
+    if (blockIdx.z == 0) stream_bags_slowly(job, plan, feature, kFewWarps * kGroups);
     return;
   }
-  if (bag >= job.batch) return;
+  if (first_bag >= job.batch) return;
   begin = inside_ids(job, begin);
   end = inside_ids(job, end);
-  const int count = static_cast<int>(max(end - begin, int64_t{0}));
+  const int count = bag < job.batch ? static_cast<int>(max(end - begin, int64_t{0})) : 0;
+  const int longest = Lanes == 32 ? count : __reduce_max_sync(~0u, count);
   const uint8_t* const ids = static_cast<const uint8_t*>(job.indices) + begin * (Wide ? 8 : 4);
   RawId<Wide> id{};
   const int step_lane = lane % Step;
@@ -132,16 +160,16 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
   const int scale_shift = min(static_cast<int>(plan.scale_shift), 31);
   const int dim = static_cast<int>(plan.dim);
 
-  for (int column = (static_cast<int>(blockIdx.z) * 32 + lane) * C; column - lane * C < dim;
-       column += static_cast<int>(gridDim.z) * 32 * C) {
+  for (int column = (static_cast<int>(blockIdx.z) * Lanes + lane) * C; column - lane * C < dim;
+       column += static_cast<int>(gridDim.z) * Lanes * C) {
     const uint8_t* const data =
         job.weights + plan.data_offset + (column < dim ? column / C : 0) * Part::kBytes;
-    if (column - lane * C >= static_cast<int>(gridDim.z) * 32 * C) load_id(0);  // a later pass
+    if (column - lane * C >= static_cast<int>(gridDim.z) * Lanes * C) load_id(0);  // a later pass
     uint32_t coming[2][Step][Part::kWords];
     uint32_t coming_scales[2] = {};
     // Loads rows [first, first + Step), whose ids are in `id`, and the ids of the step after.
     const auto load_rows = [&](int half, int first) {
-      if (first >= count) return;
+      if (first >= longest) return;
       const uint32_t row = I == Ids::kHashed ? hashed_row(plan, id.value()) : id.nearest_row(rows);
       if constexpr (S == Scales::kRow) {
         if (first + step_lane < count) {
@@ -151,7 +179,7 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
       }
 #pragma unroll
       for (int u = 0; u < Step; ++u) {
-        const uint32_t of = __shfl_sync(~0u, row, u);
+        const uint32_t of = __shfl_sync(~0u, row, u, Lanes);
 #pragma unroll
         for (int w = 0; w < Part::kWords; ++w) coming[half][u][w] = 0;
         if (first + u < count) {
@@ -180,12 +208,12 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
       load_rows(half, first + 2 * Step);
 #pragma unroll
       for (int four = 0; four < Step; four += kFewTogether) {
-        if (first + four >= count) break;
+        if (first + four >= longest) break;
 #pragma unroll
         for (int u = four; u < four + kFewTogether; ++u) {
-          if constexpr (S == Scales::kRow) pair = half_pair(__shfl_sync(~0u, scale, u));
+          if constexpr (S == Scales::kRow) pair = half_pair(__shfl_sync(~0u, scale, u, Lanes));
           if constexpr (S == Scales::kBook) {
-            pair.x = book[block_code(__shfl_sync(~0u, words[u][0], lane & ~3))];
+            pair.x = book[block_code(__shfl_sync(~0u, words[u][0], lane & ~3, Lanes))];
           }
           // A row that is not there adds +0, which changes no sum but the -0 of products too small
           // for a float.
@@ -201,11 +229,11 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
     };
     load_rows(0, 0);
     load_rows(1, Step);
-    for (int first = 0; first < count; first += 2 * Step) {
+    for (int first = 0; first < longest; first += 2 * Step) {
       add_rows(0, first);
-      if (first + Step < count) add_rows(1, first + Step);
+      if (first + Step < longest) add_rows(1, first + Step);
     }
-    if (column < dim) {
+    if (column < dim && bag < job.batch) {
       const int64_t out = bag * job.out_width + shape.out_column + column;
       const float divisor = shape.mean ? static_cast<float>(count) : 1.0f;
       if (shape.stores == Stores::kSingle) {

@@ -1,4 +1,5 @@
-// Kernels for calls of few bags (cuda_few.cu), asked before all others.
+// Kernels for calls of few bags (cuda_few.cu), asked before those of cuda_express.h and
+// cuda_widths.h.
 #pragma once
 
 #include "cuda_lookup.h"

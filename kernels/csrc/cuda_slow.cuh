@@ -57,6 +57,11 @@ __device__ __forceinline__ void stream_bags_slowly(const CudaLookup& job, const 
   stream_bags_slowly(job, plan, feature, bags_per_block, blockIdx.x, gridDim.x);
 }
 
+// a / b for numbers up to a thousand or so: the quotient's error is far below 1 / (2 b).
+__device__ __forceinline__ int small_quotient(int a, int b) {
+  return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
+}
+
 // A number of a feature as the plan gives it, kept inside the plan.
 __device__ __forceinline__ int clamp_feature(const CudaLookup& job, int64_t feature) {
   return static_cast<int>(min(max(feature, int64_t{0}), job.features - 1));

@@ -110,6 +110,20 @@ struct Sum {
     clear();
   }
 
+  // The first `columns` columns of 16 bits, their number and places multiples of four.
+  __device__ __forceinline__ void write_half_quads(const CudaLookup& job, int64_t at, int columns,
+                                                   bool quantized) {
+    uint16_t* out = static_cast<uint16_t*>(job.out) + at;
+    const float add = quantized ? bias : 0.0f;
+#pragma unroll
+    for (int k = 0; k < C; k += 4) {
+      const uint32_t low = pack_pair(job.out_type, acc[k] + add, acc[k + 1] + add);
+      const uint32_t high = pack_pair(job.out_type, acc[k + 2] + add, acc[k + 3] + add);
+      if (k < columns) store_streaming(out + k, low, high);
+    }
+    clear();
+  }
+
   // e4m3: the first `columns` columns, their number and places multiples of four, up to 16 at once
   // where all C are there and places are multiples of that.
   __device__ __forceinline__ void write_bytes(const CudaLookup& job, int64_t at, int columns) {

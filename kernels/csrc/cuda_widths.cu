@@ -13,6 +13,9 @@ constexpr int64_t kMostBlocks = 0x7fffffff;
 // more often than this.
 constexpr int64_t kDeepIds = 4;
 constexpr int64_t kDeepRounds = 2;
+// The same for columns of one byte and long bags.
+constexpr int64_t kDeepLongIds = 12;
+constexpr int64_t kDeepLongRounds = 4;
 
 // From so many shares on a thread reads two of an int4 row at once: 16 bytes, as of other rows.
 constexpr int64_t kWideInt4Shares = 8;
@@ -103,8 +106,11 @@ bool launch_widths(const CudaLookup& job, int multiprocessors, cudaStream_t stre
                             : most * std::max<int64_t>(job.widest_shares, 1) / WidePipe::kThreads;
   const int64_t blocks = job.batch * parts / kBlockParts;
   constexpr int64_t kRatio = WidePipe::kThreads / DeepPipe::kThreads;
+  const bool bytes =
+      job.weight_type == kInt8 || job.weight_type == kBlockInt8 || job.weight_type == kFloat8;
+  const int64_t rounds = bytes && job.ids > kDeepLongIds * bags ? kDeepLongRounds : kDeepRounds;
   if (job.ids > kDeepIds * bags &&
-      blocks * kRatio <= kDeepRounds * DeepPipe::kBlocks * multiprocessors) {
+      blocks * kRatio <= rounds * DeepPipe::kBlocks * multiprocessors) {
     // Smaller blocks hold fewer whole groups: at most half of their threads are idle.
     return launch<DeepPipe>(job, multiprocessors, 2 * kRatio * blocks, 1, stream, status);
   }

@@ -18,7 +18,8 @@
 // shares; and one with 64 rows in flight per thread for calls that have too few bags to fill the
 // machine, where the longest bag decides.  Rows of the first two stay in the first cache: under a
 // power law a few rows are asked for so often that the slice of the second cache in which they lie
-// would be the limit.  The third leaves that cache too little room.
+// would be the limit.  The third leaves that cache so little room that only rows of ids which a
+// warp sees repeat, and scales beside their rows, are worth it.
 #pragma once
 
 #include "cuda_express.cuh"
@@ -26,11 +27,15 @@
 namespace tessera {
 namespace {
 
-using WidePipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks, true>;
-using WideInt4Pipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks / 2, true, 2>;
-using DeepPipe = Pipe<32, 64, 8, 5, false>;
+using WidePipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks, Cache::kThrough>;
+using WideInt4Pipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks / 2, Cache::kThrough, 2>;
+using DeepPipe = Pipe<32, 64, 8, 5, Cache::kAsked>;
 
 constexpr int kWidthsBags = kExpressBags;
+constexpr int64_t kSector = 32;  // bytes that a cache fetches together
+// Of a call: with fewer a slice of the second cache is not long busy with its most frequent row.
+constexpr int64_t kHotIds = 1 << 16;
+constexpr int kRepeats = 4;            // ids of 32 that are not the only ones of their kind
 constexpr int64_t kMostSearched = 64;  // features of different widths whose tiles are numbered
 
 // Blocks that share a multiprocessor.  Row scales take more registers: with 64 they spill.
@@ -62,11 +67,6 @@ __device__ __forceinline__ bool widths_serve(const CudaLookup& job, const Featur
   return plan.weight_type == T && scales_served<T, S>(plan) && ids_served<I>(plan) &&
          (plan.data_offset | plan.row_stride) % kBytes == 0 && plan.row_stride <= 0x7fffffff &&
          last <= job.weight_bytes && plan.out_column + plan.dim <= job.out_width;
-}
-
-// a / b for numbers up to a thousand or so: the quotient's error is far below 1 / (2 b).
-__device__ __forceinline__ int small_quotient(int a, int b) {
-  return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
 }
 
 struct Tile {
@@ -108,6 +108,18 @@ __device__ __forceinline__ Tile find_tile(const CudaLookup& job, int at, int bag
   return found;
 }
 
+// Whether several of the 32 ids from a bag's first one on, which are likely the warp's, are the
+// same: then they follow a power law, or the table is small.  All threads of a warp call it.
+template <bool Wide>
+__device__ __forceinline__ bool ids_repeat(const CudaLookup& job, int bag) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t at = load_offset(job, bag) + lane;
+  int id = -1 - lane;
+  if (at < job.ids) id = static_cast<int>(load_integer(job.indices, at, Wide));
+  const unsigned same = __match_any_sync(~0u, id);
+  return __popc(__ballot_sync(~0u, (same & (same - 1)) != 0)) >= kRepeats;
+}
+
 // One tile of a feature that widths_serve().
 template <class P, int64_t T, Scales S, Ids I, bool Wide>
 __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePlan& plan,
@@ -120,6 +132,14 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
   const int groups = small_quotient(P::kThreads, lanes);
   const int group = small_quotient(thread, lanes);
   const int lane = thread - group * lanes;
+  // A scale lies where the copy of its row brings it along, if the row is a sector with it.
+  bool keeps = false;
+  if constexpr (P::kCache == Cache::kAsked) {
+    keeps =
+        (S == Scales::kRow && plan.scale_stride == plan.row_stride && plan.row_stride <= kSector) ||
+        (job.ids > kHotIds && ids_repeat<Wide>(job, tile.feature * static_cast<int>(job.batch) +
+                                                        tile.number * groups * bags_per_group));
+  }
   const int first_bag = (tile.number * groups + group) * bags_per_group;
   const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
   if (group >= groups || bags <= 0) return;
@@ -141,6 +161,7 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
   const auto end_of = [&](int bag) { return ends[bag][thread]; };
   for (int column = lane * C; column < shape.dim; column += P::kThreads * C) {
     piece.data = job.weights + plan.data_offset + column / C * PartOf<P, T>::kBytes;
+    piece.keeps = keeps;
     int64_t out = first_bag * job.out_width + shape.out_column + column;
     const auto write = [&](Sum<C>* sum, int bag) {
       constexpr bool kHasBias = express_has_bias(T, S);

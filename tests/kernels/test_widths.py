@@ -97,6 +97,93 @@ def test_few_and_many_bags_equal_the_cpu(dims, most, kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
+@pytest.mark.parametrize("dims", [[20] * 3, [128] * 2, [100, 36, 8], [160, 428, 1000], [8, 2500]])
+@pytest.mark.parametrize(
+    "bag_sizes",
+    [[1], [0, 1, 2], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 5, 0, 0]],
+    ids=lambda sizes: "".join(map(str, sizes)),
+)
+def test_bags_of_about_one_id_equal_the_cpu(bag_sizes, dims, kind):
+    """Batches on both sides of what the kernels for bags of one id take, and bags that are longer.
+
+    Their ids are as many as the bags, or nearly.
+    """
+    generator = torch.Generator().manual_seed(len(dims))
+    for batch in (3, 900, 6000, 25_000) if max(dims) < 200 else (3, 1500):
+        call, width = call_of(generator, kind, dims, batch, 1, beside=batch == 900)
+        weights, plan = call[:2]
+        which = torch.randint(0, len(bag_sizes), (len(dims) * batch,), generator=generator)
+        lengths = torch.tensor(bag_sizes)[which]
+        indices = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
+        for dtype in (torch.float16, torch.bfloat16) if batch != 900 else (torch.float32,):
+            arguments = (weights, plan, indices, lengths)
+            expected = torch.ops.tessera.lookup(*arguments, width, dtype=dtype)
+            ours = torch.ops.tessera.lookup(
+                *(tensor.cuda() for tensor in arguments),
+                width,
+                dtype=dtype,
+                launch=ops.launch_hint(plan),
+            )
+            assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("id_rule", list(IdRule))
+@pytest.mark.parametrize("wide", [False, True])
+def test_one_id_with_every_rule_equals_the_cpu(wide, id_rule, pooling):
+    generator = torch.Generator().manual_seed(3)
+    rules = [(id_rule, OutOfRange.CLAMP)]
+    for kind in ((INT8, 0), (BLOCK_INT8, 0), (INT4, 0), (FLOAT16, 0)):
+        (weights, plan, _, _), width = call_of(
+            generator, kind, [48, 36, 200], 4000, 1, rules=rules, pooling=[pooling]
+        )
+        lengths = torch.ones(3 * 4000, dtype=torch.int64)
+        lengths[7:11] = torch.tensor([0, 2, 0, 2])
+        indices = torch.randint(-2, 1 << 30, (3 * 4000,), generator=generator)
+        call = (weights, plan, indices if wide else indices.int(), lengths)
+        expected = torch.ops.tessera.lookup(*call, width, dtype=torch.float16)
+        ours = torch.ops.tessera.lookup(
+            *(tensor.cuda() for tensor in call),
+            width,
+            dtype=torch.float16,
+            launch=ops.launch_hint(plan),
+        )
+        assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [(INT8, 0), (INT8, 32), (BLOCK_INT8, 0), (FLOAT8, 0), (INT4, 0)])
+@pytest.mark.parametrize("rows", [30, 4000])
+@pytest.mark.parametrize("dims", [[12, 20], [44, 100, 60], [728, 8, 100]])
+def test_the_pipe_of_many_rows_equals_the_cpu(dims, rows, kind):
+    """Batches on both sides of what it takes, and of ids that repeat and that do not."""
+    generator = torch.Generator().manual_seed(rows)
+    tables = [random_table(generator, rows, dim, kind[0], scale_shift=kind[1]) for dim in dims]
+    for batch, beside in ((300, True), (1500, False), (3000, True), (9000, False)):
+        packed = pack_tables(tables, scale_beside=beside)
+        columns = [sum(dims[:k]) for k in range(len(dims))]
+        plan = make_plan(
+            [
+                FeatureLookup(table=place, out_column=column, expected_ids=14.0)
+                for place, column in zip(packed.places, columns, strict=True)
+            ]
+        )
+        lengths = torch.randint(0, 30, (len(dims) * batch,), generator=generator)
+        indices = torch.randint(0, rows, (int(lengths.sum()),), generator=generator)
+        call = (packed.weights, plan, indices, lengths)
+        expected = torch.ops.tessera.lookup(*call, sum(dims), dtype=torch.float16)
+        ours = torch.ops.tessera.lookup(
+            *(tensor.cuda() for tensor in call),
+            sum(dims),
+            dtype=torch.float16,
+            launch=ops.launch_hint(plan),
+        )
+        assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(KINDS),

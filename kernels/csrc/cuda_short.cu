@@ -1,0 +1,99 @@
+// Chooses among the kernels of cuda_short.cuh, which are compiled here.
+#include "cuda_short.h"
+
+#include <algorithm>
+
+#include "cuda_short.cuh"
+
+namespace tessera {
+namespace {
+
+// Four bags have at most so many ids on average.
+constexpr int64_t kMostIdsOfFour = 5;
+// Bags of one id, or slabs of them, for each multiprocessor up to which other kernels are faster;
+// the second for bytes of one width.
+constexpr int64_t kFewestOne = 16;
+constexpr int64_t kFewestOfOneWidth = 64;
+// Warps that a multiprocessor holds at once, and that keep it busy where each has several bags.
+constexpr int64_t kWarpsAtOnce = 32;
+constexpr int64_t kWarpsEnough = 8;
+
+using ShortKernel = void (*)(CudaLookup, int);
+
+template <int64_t T, Scales S>
+ShortKernel short_of(const CudaLookup& job) {
+  if (job.hashed) {
+    return job.wide_ids ? lookup_short_kernel<T, S, Ids::kHashed, true>
+                        : lookup_short_kernel<T, S, Ids::kHashed, false>;
+  }
+  return job.wide_ids ? lookup_short_kernel<T, S, Ids::kRows, true>
+                      : lookup_short_kernel<T, S, Ids::kRows, false>;
+}
+
+template <int64_t T>
+ShortKernel quantized_of(const CudaLookup& job) {
+  return job.alike == Alike::kRowScale ? short_of<T, Scales::kRow>(job)
+                                       : short_of<T, Scales::kOne>(job);
+}
+
+// nullptr: a kind that nobody asked for yet.
+ShortKernel short_for(const CudaLookup& job) {
+  if (job.weight_type == kBlockInt8) {
+    return job.alike == Alike::kBook ? short_of<kBlockInt8, Scales::kBook>(job) : nullptr;
+  }
+  if (job.alike == Alike::kBook) return nullptr;
+  if (job.weight_type == kInt8) return quantized_of<kInt8>(job);
+  if (job.weight_type == kInt4) return quantized_of<kInt4>(job);
+  if (job.weight_type == kFloat8) return quantized_of<kFloat8>(job);
+  if (job.alike != Alike::kOneScale) return nullptr;
+  if (job.weight_type == kFloat16) return short_of<kFloat16, Scales::kOne>(job);
+  if (job.weight_type == kBFloat16) return short_of<kBFloat16, Scales::kOne>(job);
+  return nullptr;
+}
+
+}  // namespace
+
+bool launch_short_bags(const CudaLookup& job, int multiprocessors, cudaStream_t stream,
+                       cudaError_t* status) {
+  const int64_t bags = job.features * job.batch;
+  const bool half = job.out_type == OutType::kFloat16 || job.out_type == OutType::kBFloat16;
+  if (job.alike == Alike::kNo || job.id_weights != nullptr || job.outside != nullptr ||
+      job.widest_shares <= 0 || !half || 4 * job.ids > kMostIdsOfFour * bags) {
+    return false;
+  }
+  const int64_t widest = few_lanes(job);
+  const int64_t in_slab = job.weight_type == kInt4 ? 32 : 64;
+  const int64_t slabs = (widest + in_slab - 1) / in_slab;
+  if (job.ids == bags) {
+    if (bags * slabs <= kFewestOne * multiprocessors) return false;
+    // The kernels of one width are as fast at these.
+    const bool bytes = job.weight_type != kFloat16 && job.weight_type != kBFloat16;
+    if (job.one_width && bytes && bags <= kFewestOfOneWidth * multiprocessors) return false;
+  } else if (slabs > 1 || bags <= most_few_short(widest, multiprocessors)) {
+    return false;
+  }
+  const ShortKernel kernel = short_for(job);
+  if (kernel == nullptr) return false;
+  const int64_t at_once = kWarpsAtOnce * multiprocessors;
+  // Slabs of wide rows go to warps of their own where bags are few; elsewhere a warp has so few
+  // bags that the slabs of a row are read soon after each other, and that it is done about as soon
+  // as one of narrow rows.
+  const int64_t apart = bags * slabs <= 8 * at_once ? slabs : 1;
+  const int64_t side_by_side = in_slab / std::min<int64_t>(widest, in_slab);
+  const int64_t in_step = std::min<int64_t>(kShortBags, side_by_side * kShortSteps);
+  // Bags of one step cost no further wait for memory; more of them where that takes no warps from
+  // a multiprocessor.
+  const int64_t enough = kWarpsEnough * multiprocessors;
+  const int64_t spread = std::clamp((bags * apart + enough - 1) / enough, side_by_side, in_step);
+  const int64_t each =
+      std::max(spread, std::min(kShortBags * apart / slabs, bags * apart / at_once));
+  const int64_t in_block = kShortWarps * each;
+  const dim3 grid(static_cast<unsigned>((job.batch + in_block - 1) / in_block),
+                  static_cast<unsigned>(job.features + (job.dense != nullptr ? 1 : 0)),
+                  static_cast<unsigned>(apart));
+  kernel<<<grid, kShortThreads, 0, stream>>>(job, static_cast<int>(each));
+  *status = cudaGetLastError();
+  return true;
+}
+
+}  // namespace tessera
