@@ -21,8 +21,8 @@ ASIDE_NICENESS = 10
 _SHARE_OF_ALL = 1 / 10
 _SHARE_OF_ONE = 1 / 3
 LOAD_PART = 0.5
-"""Of its share, what reading and taking over a version uses: each of the first calls behind a load waits for the opening of its model,
-and the more loads there are in a minute the more such calls (docs/benchmarks.md, "Reloads under load")."""
+"""Of its share, what reading and taking over a version uses.  At the end of each load calls wait for the opening of a model, so
+fewer loads in a minute also have fewer such calls (docs/benchmarks.md, "Reloads under load")."""
 _PIECE_S = 0.0001
 """Work that has used so much of a CPU, and waited for one for half as long, pauses."""
 _LEAST_S = 0.0001
