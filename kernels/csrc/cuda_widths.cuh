@@ -33,7 +33,7 @@ using DeepPipe = Pipe<32, 64, 8, 5, Cache::kAsked>;
 
 constexpr int kWidthsBags = kExpressBags;
 constexpr int64_t kSector = 32;  // bytes that a cache fetches together
-// Of a call: with fewer a slice of the second cache is not long busy with its most frequent row.
+// A call of fewer ids does not keep a slice of the second cache busy with its most frequent row.
 constexpr int64_t kHotIds = 1 << 16;
 constexpr int kRepeats = 4;            // ids of 32 that are not the only ones of their kind
 constexpr int64_t kMostSearched = 64;  // features of different widths whose tiles are numbered

@@ -13,7 +13,7 @@ from collections.abc import Callable
 BOUND_S = 0.05
 """A rate is too high where more than a hundredth of the calls takes longer."""
 STEPS = 6
-"""Of halving: the capacity is known up to a 64th of what the closed loop reaches."""
+"""How often the range is halved: the capacity is known up to a 64th of what the closed loop reaches."""
 
 
 def open_capacity(p99_s: Callable[[float], float], most: float) -> float:

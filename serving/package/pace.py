@@ -21,7 +21,7 @@ ASIDE_NICENESS = 10
 _SHARE_OF_ALL = 1 / 10
 _SHARE_OF_ONE = 1 / 3
 LOAD_PART = 0.5
-"""Of its share, what reading and taking over a version uses.  At the end of each load calls wait for the opening of a model, so
+"""What reading and taking over a version uses of its share.  At the end of each load calls wait for the opening of a model, so
 fewer loads in a minute also have fewer such calls (docs/benchmarks.md, "Reloads under load")."""
 _PIECE_S = 0.0001
 """Work that has used so much of a CPU, and waited for one for half as long, pauses."""
