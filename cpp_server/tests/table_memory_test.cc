@@ -122,6 +122,7 @@ TEST(SpareMemoryTest, MakesRoomForATableOfAnotherSize) {
 TEST(SpareMemoryTest, ThreadsTakeAndKeepAtOnce) {
   SpareMemory spare(1ms);
   std::vector<std::jthread> threads;
+  threads.reserve(4);
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&spare, thread] {
       for (int i = 0; i < 100; ++i) {
