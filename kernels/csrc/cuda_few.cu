@@ -1,8 +1,6 @@
 // Chooses among the kernels of cuda_few.cuh, which are compiled here.
 #include "cuda_few.h"
 
-#include <algorithm>
-
 #include "cuda_few.cuh"
 
 namespace tessera {

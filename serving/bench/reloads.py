@@ -285,10 +285,13 @@ class Contender:
 
     def _p99_s(self, rate: float) -> float:
         self._load(self._record, "--rate", rate, "--duration-s", CAPACITY_STEP_S)
-        latencies = np.array([call.took / 1e9 for call in read_calls(self._record)])
+        # A call that is refused at once has not been taken.
+        latencies = np.array(
+            [call.took / 1e9 if call.code == 0 else np.inf for call in read_calls(self._record)]
+        )
         self._record.unlink()
         settle([self.server])
-        return float(np.quantile(latencies, 0.99))
+        return float(np.quantile(latencies, 0.99, method="higher"))
 
     @property
     def rate(self) -> float:
