@@ -68,7 +68,6 @@ _MIB = 1 << 20
 _HEAD = struct.Struct("<qqIII")
 """When a call was due, what it took, the number of its request, its status, the size of its answer."""
 SETTLED_RELOADS = 10
-CAPACITY_STEP_S = 10.0
 SETTLE_LOOK_S = 0.5
 SETTLE_MOST_S = 60.0
 IDLE_SHARE = 0.05
@@ -233,6 +232,7 @@ class Options:
     Attributes:
         phase_s: of a phase with reloads.
         still_s: of one without.
+        capacity_s: of each run that looks for the capacity.
         most_stolen: of the CPUs, what the host may take in a phase that counts.
     """
 
@@ -284,7 +284,7 @@ class Contender:
         return load(server.address, server.method, server.request_file, record, *flags, *warm)
 
     def _p99_s(self, rate: float) -> float:
-        self._load(self._record, "--rate", rate, "--duration-s", CAPACITY_STEP_S)
+        self._load(self._record, "--rate", rate, "--duration-s", self._options.capacity_s)
         # A call that is refused at once has not been taken.
         latencies = np.array(
             [call.took / 1e9 if call.code == 0 else np.inf for call in read_calls(self._record)]
@@ -404,6 +404,12 @@ def main() -> None:
         help="how ours are told to reload: by calls, or by serving.yaml (default explicit)",
     )
     parser.add_argument("--share", type=float, default=0.6, help="of the capacity (default 0.6)")
+    parser.add_argument(
+        "--capacity-s",
+        type=float,
+        default=10.0,
+        help="seconds of each run that looks for the capacity (default 10)",
+    )
     parser.add_argument("--phases", type=int, default=6, help="of both kinds (default 6)")
     parser.add_argument(
         "--reloads",
@@ -445,7 +451,7 @@ def main() -> None:
         reloads=args.reloads,
         phase_s=args.phase_s,
         still_s=args.still_s or args.phase_s,
-        capacity_s=min(10.0, args.phase_s),
+        capacity_s=args.capacity_s,
         warm_up_s=1.0,
         pause_s=args.pause_s,
         most_stolen=args.most_stolen,

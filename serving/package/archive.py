@@ -13,7 +13,7 @@ import hashlib
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -31,9 +31,9 @@ from tessera.serving.package.layout import (
 from tessera.serving.package.pace import Pace
 from tessera.serving.package.signed_record import RecordInfo
 
-# Stays in a core's cache between being read and being hashed, and is copied at once: whoever waits for the CPU
-# waits for no longer than that.
-_PIECE_BYTES = 64 << 10
+PIECE_BYTES = 64 << 10
+"""Stays in a core's cache between being read and being hashed, and is copied at once: whoever waits for the CPU waits for
+no longer than that."""
 _WORTH_THREADS_BYTES = 2 << 20
 _SHOWN_NAMES = 5
 
@@ -190,16 +190,77 @@ class Archive:
         """As `check`, of the records of ``expected`` alone; `check_headers` has passed for all."""
         listed = [(entry, expected[entry.name]) for entry in self.entries if entry.name in expected]
         parts = [part for entry, info in listed for part in parts_of(entry, info, into(entry))]
+
+        def check(file: int, part: Part) -> None:
+            digest = hashlib.sha256()
+            for piece in self._pieces(file, part):
+                digest.update(piece)
+            self.compare(part, digest.hexdigest())
+            progress(part.bytes)
+
+        self.each_part(parts, check)
+
+    def parts(self, name: str) -> list[Part]:
+        """The parts of record ``name`` that have hashes of their own; `check_headers` has passed."""
+        return parts_of(self._entries[name], self._listed[name], None)
+
+    def each_part(self, parts: Sequence[Part], work: Callable[[int, Part], None]) -> None:
+        """Call ``work`` with the file's descriptor and each of ``parts``, begun in their order.
+
+        Several threads call it where there is enough to read and no `pace` is kept to.
+
+        Raises:
+            ArchiveError: the file cannot be read.
+            Exception: what ``work`` has raised of the first part, in their order, that failed.
+        """
+        others = self.pace is None and sum(part.bytes for part in parts) >= _WORTH_THREADS_BYTES
         try:
             with self.path.open("rb", buffering=0) as stream:
                 file = stream.fileno()
-                in_threads(
-                    [functools.partial(self._check_part, file, part, progress) for part in parts],
-                    others=self.pace is None
-                    and sum(part.bytes for part in parts) >= _WORTH_THREADS_BYTES,
-                )
+                in_threads([functools.partial(work, file, part) for part in parts], others=others)
         except OSError as error:
             raise self._unreadable(error) from error
+
+    def fill(
+        self, file: int, offset: int, place: memoryview, *, step_bytes: int = PIECE_BYTES
+    ) -> Iterator[memoryview]:
+        """The file's bytes from ``offset`` on, read into ``place`` until it is full.
+
+        Args:
+            file: a descriptor of it.
+            offset: in the file.
+            place: ``[bytes]`` uint8.
+            step_bytes: what is read at once, at most; between two of these the `pace` is kept to.
+
+        Yields:
+            Each part of ``place`` that has been read, in their order.
+
+        Raises:
+            ArchiveError: the file ends before ``place`` is full.
+        """
+        done = 0
+        while done < len(place):
+            piece = place[done : done + step_bytes]
+            count = os.preadv(file, [piece], offset + done)
+            if not count:
+                raise self.kind.error(self.path, "became shorter while it was being read")
+            yield piece[:count]
+            done += count
+            if self.pace is not None:
+                self.pace.rest()
+
+    def compare(self, part: Part, found: str) -> None:
+        """Compare the SHA-256 ``found``, lower-case hex, of what was read as ``part`` with the listed one.
+
+        Raises:
+            ArchiveError: it is another one.
+        """
+        if found != part.sha256:
+            raise self.kind.error(
+                self.path,
+                f"record {part.name!r} was changed: SHA-256 {found} of {part.where}, "
+                f"{self.kind.last_word} says {part.sha256}",
+            )
 
     def check_headers(self, expected: Mapping[str, RecordInfo]) -> None:
         """Compare names, sizes and CRC-32s of the headers with a list; no content is read.
@@ -228,10 +289,9 @@ class Archive:
             ArchiveError: see `read`; or the content is not the listed one.
         """
         content = self.read(name, max_bytes=max_bytes)
-        for part in parts_of(self._entries[name], self._listed[name], None):
-            begin = part.offset - self._entries[name].content_offset
-            found = hashlib.sha256(content[begin : begin + part.bytes]).hexdigest()
-            self._compare(part, found)
+        for part in self.parts(name):
+            found = hashlib.sha256(content[part.begin : part.begin + part.bytes]).hexdigest()
+            self.compare(part, found)
         return content
 
     def check_undivided(self) -> None:
@@ -284,7 +344,7 @@ class Archive:
         """
         try:
             with self.path.open("rb", buffering=0) as stream:
-                for part in parts_of(entry, self._listed[entry.name], None):
+                for part in self.parts(entry.name):
                     digest = hashlib.sha256()
                     for piece in self._pieces(stream.fileno(), part):
                         digest.update(piece)
@@ -322,36 +382,14 @@ class Archive:
                 f"{entry.bytes} bytes have {chunks}",
             )
 
-    def _check_part(self, file: int, part: Part, progress: Callable[[int], None]) -> None:
-        digest = hashlib.sha256()
-        for piece in self._pieces(file, part):
-            digest.update(piece)
-        self._compare(part, digest.hexdigest())
-        progress(part.bytes)
-
-    def _compare(self, part: Part, found: str) -> None:
-        if found != part.sha256:
-            raise self.kind.error(
-                self.path,
-                f"record {part.name!r} was changed: SHA-256 {found} of {part.where}, "
-                f"{self.kind.last_word} says {part.sha256}",
-            )
-
     def _pieces(self, file: int, part: Part) -> Iterator[memoryview]:
         """A part, piece by piece, in its place or in memory that is used again."""
-        step = min(part.bytes, _PIECE_BYTES)
-        scratch = memoryview(bytearray(step)) if part.place is None else part.place
-        done = 0
-        while done < part.bytes:
-            begin = 0 if part.place is None else done
-            piece = scratch[begin : begin + min(step, part.bytes - done)]
-            count = os.preadv(file, [piece], part.offset + done)
-            if not count:
-                raise self.kind.error(self.path, "became shorter while it was being read")
-            yield piece[:count]
-            done += count
-            if self.pace is not None:
-                self.pace.rest()
+        if part.place is not None:
+            yield from self.fill(file, part.offset, part.place)
+            return
+        scratch = memoryview(bytearray(min(part.bytes, PIECE_BYTES)))
+        for done in range(0, part.bytes, PIECE_BYTES):
+            yield from self.fill(file, part.offset + done, scratch[: part.bytes - done])
 
     def _unreadable(self, error: OSError) -> ArchiveError:
         return self.kind.error(self.path, f"cannot be read: {error.strerror}")

@@ -16,6 +16,7 @@ class Part:
     Attributes:
         name: the record's.
         where: which bytes of it, for people.
+        begin: the content's byte at which they begin.
         offset: the file's byte at which they begin.
         bytes: how many.
         sha256: theirs, lower-case hex.
@@ -24,6 +25,7 @@ class Part:
 
     name: str
     where: str
+    begin: int
     offset: int
     bytes: int
     sha256: str
@@ -41,6 +43,7 @@ def parts_of(entry: Entry, listed: RecordInfo, place: memoryview | None) -> list
             Part(
                 name=entry.name,
                 where=where,
+                begin=begin,
                 offset=entry.content_offset + begin,
                 bytes=size,
                 sha256=sha256,

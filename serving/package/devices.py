@@ -26,6 +26,11 @@ def shard_of(name: str) -> int:
     return 0 if found is None else int(found.group(1))
 
 
+def on_host(devices: Sequence[str]) -> bool:
+    """Whether all tensors stay in the host's memory, where shards have these devices."""
+    return set(devices) == {"cpu"}
+
+
 def default_devices(kind: str, shards: int) -> list[str]:
     """One device per shard: the first GPUs there are, in turns where they are fewer.
 

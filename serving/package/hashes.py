@@ -108,7 +108,10 @@ def in_threads(tasks: Sequence[Callable[[], None]], *, others: bool) -> None:
     for thread in threads:
         thread.join()
     if failures:
-        raise failures[min(failures)]
+        try:
+            raise failures[min(failures)]
+        finally:
+            failures.clear()  # Its traceback refers to them: what it holds would wait for a collection of garbage.
 
 
 class FileHash:

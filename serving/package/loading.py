@@ -2,7 +2,8 @@
 
 The order is the safety: the file is read as a plain archive, its manifest understood, its signature
 checked where that is asked, every record's hash compared, the operator libraries loaded, and only
-then does torch open what was checked.  A file that fails a check has run nothing.
+then does torch open what was checked.  Large tables for GPUs, which torch does not open, are read and compared behind
+that, and before anything of the model is called.  A file that fails a check has run nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.libraries import LibraryError, load_libraries
-from tessera.serving.package.devices import bytes_by_device, default_devices
+from tessera.serving.package.devices import bytes_by_device, default_devices, on_host
 from tessera.serving.package.golden import GoldenMismatchError, replay_golden
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
@@ -115,7 +116,8 @@ def load_package(
             are not looked at.
         copy_of: the same file, loaded before; its file's hash is not computed again.
         allow_ops: operators that its graph may call beside `ALLOWED_OPERATORS`.
-        time_limit: what its own code may take; then this process ends.  None: as long as it likes.
+        time_limit: what its own code may take, reading not counted; then this process ends.  None: as long as it
+            likes.
 
     Raises:
         PackageError: the file is missing, damaged or changed, is not signed as asked, was made for
@@ -126,9 +128,15 @@ def load_package(
     loading = Loading(
         Path(path), device=device, devices=devices, trusted_keys=trusted_keys, allow_ops=allow_ops
     )
+    limit = limited(time_limit, loading.path)
     loading.read()
-    file_hash = loading.file_hash() if copy_of is None else copy_of.file_hash
-    with limited(time_limit, loading.path):
+    contents = loading.opening.contents() if copy_of is None else {}
+    with limit:
+        loading.open()
+    loading.read_tables()
+    # Not sooner, as it would read tables for GPUs from the disk at the same time.
+    file_hash = loading.file_hash(contents) if copy_of is None else copy_of.file_hash
+    with limit:
         loading.build()
         loading.settle(verify_golden=verify_golden)
     return loading.package(file_hash, time.perf_counter() - begin)
@@ -150,7 +158,8 @@ class SecondInstance:
 class Loading:
     """The steps of `load_package`, to be taken in their order; each on any thread.
 
-    A server that goes on answering takes each at a priority of its own.
+    They are `read`, `open`, `read_tables`, `build` and `settle`.  A server that goes on answering takes each at a
+    priority of its own.
 
     Args:
         path: see `load_package`, as the others.
@@ -160,6 +169,9 @@ class Loading:
         allow_ops: that its graph may call.
         memory: see `Opening`.
         patchable: leave the graph as it is, so that its tensors' bytes can be replaced (`patchable_memory`).
+
+    Attributes:
+        on_host: whether all tensors stay in the host's memory.
 
     Raises:
         PackageError: by what the file's manifest and headers say, it is not served; nothing else was read.
@@ -187,32 +199,38 @@ class Loading:
             )
         self.devices = _devices(path, self.manifest, devices)
         check_torch(path, self.manifest)
-        on_host = set(self.devices) == {"cpu"}
-        self.opening = Opening(self.records, on_host=on_host, allow_ops=allow_ops, memory=memory)
-        self._golden = b""
+        self.on_host = on_host(self.devices)
+        self.opening = Opening(
+            self.records, on_host=self.on_host, allow_ops=allow_ops, memory=memory
+        )
+        self._golden: bytes | None = None
         self._module: Any = None
         self._runner: TorchScriptRunner | None = None
         self._vocabularies: Vocabularies | None = None
 
     def read(self, progress: Callable[[int], None] = lambda _: None) -> None:
-        """Read every record and compare it with its hash; ``progress`` is told each part's bytes.
+        """Read every record but large tables for GPUs, and compare it with its hash.
+
+        Args:
+            progress: told each part's bytes, from several threads.
 
         Raises:
             PackageError: a record is missing or was changed.
         """
-        self.records.check(self.manifest.records, into=self.opening.into, progress=progress)
+        self.records.check_some(
+            self.opening.listed_first(), into=self.opening.into, progress=progress
+        )
 
-    def file_hash(self) -> FileHash:
-        """SHA-256 of the file, computed in the background of what `read` has kept."""
-        contents = self.opening.contents()
+    def file_hash(self, contents: Mapping[str, bytes | memoryview]) -> FileHash:
+        """SHA-256 of the file, computed in the background of ``contents``, which `read` has kept, and of the file."""
         return FileHash(functools.partial(self.records.file_sha256, contents))
 
     def hash_again(self) -> FileHash:
         """As `file_hash`, of what is read again: nothing of what was kept is held for it."""
-        return FileHash(functools.partial(self.records.file_sha256, {}))
+        return self.file_hash({})
 
-    def build(self) -> None:
-        """Make the module, which is the first that runs of the package; every record must have been read.
+    def open(self) -> None:
+        """Let torch open the module; what `read` reads must have been read.
 
         Raises:
             PackageError: an operator library cannot be loaded, or torch cannot open what was read.
@@ -221,6 +239,31 @@ class Loading:
         self._golden = self.opening.content(GOLDEN_RECORD)
         if self._patchable:
             self._tensor_records = self.opening.tensor_records()
+        self.opening.open()
+
+    def read_tables(self, progress: Callable[[int], None] = lambda _: None) -> None:
+        """Read the large tables for GPUs to their devices, and compare them with their hashes.
+
+        Nothing is done where tables stay in the host's memory: `read` has read them.
+
+        Args:
+            progress: told each part's bytes, from several threads.
+
+        Raises:
+            PackageError: a table was changed; the memory of all of them has been freed.
+        """
+        self.opening.read_tables(self.devices, progress)
+
+    def build(self) -> None:
+        """Make the model, which is the first that runs of the package.
+
+        Takes `open` and `read_tables` where they have not been taken.
+
+        Raises:
+            PackageError: see `open` and `read_tables`.
+        """
+        if self._golden is None:
+            self.open()
         self._module = self.opening.module(self.devices)
         self._vocabularies = Vocabularies.of(self._module)
         # Frozen, tensors become constants: equal ones are merged, and others computed from them.
@@ -275,6 +318,7 @@ class Loading:
             PackageError: it cannot be called, or gives other answers.
         """
         assert self._runner is not None
+        assert self._golden is not None
         try:
             warm_up(self._runner, self.manifest)
         except RuntimeError as error:
@@ -285,7 +329,7 @@ class Loading:
     def package(self, file_hash: FileHash, load_seconds: float) -> LoadedPackage:
         """What the steps have made."""
         assert self._runner is not None
-        if set(self.devices) == {"cpu"}:
+        if self.on_host:
             table_bytes = {"cpu": sum(table.bytes for table in self.manifest.tables)}
         else:
             table_bytes = bytes_by_device(self._module)

@@ -6,8 +6,11 @@ parsed that the manifest does not vouch for.  What would run while torch opens t
 
 What torch opens is not the file but an archive in memory made of the very bytes that were compared with
 the manifest, so nothing that happens to the file meanwhile matters.  In that archive the large tables
-are stand-ins of a few bytes; the tables themselves are read straight to where they stay.  On a GPU
-they go there piece by piece, and the host never holds one.
+are stand-ins of a few bytes; the tables themselves are read straight to where they stay.
+
+Tables for the host are read with everything else.  Those for GPUs are read once the module is open, as only its
+stand-ins say to which shard, and so to which GPU, each belongs (`tessera.serving.package.device_tables`): they go
+there piece by piece, and the host never holds one.  Nothing of the module is called before they have been compared.
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tessera.serving.package.device_tables import DeviceTables
 from tessera.serving.package.devices import place, shard_of
 from tessera.serving.package.layout import ArchiveWriter, Entry
 from tessera.serving.package.operators import refusal, refused_operator
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.scripted_source import check_source
+from tessera.serving.package.signed_record import RecordInfo
 from tessera.serving.package.storages import (
     CONSTANTS_RECORD,
     DATA_RECORD,
@@ -66,7 +71,10 @@ class Memory(Protocol):
 
 
 class Opening:
-    """What is kept of a package while `Records.check` reads it, and the module made of that.
+    """What is kept of a package while its records are read, and the module made of that.
+
+    The steps, in their order: `Records.check_some` of `listed_first`, or `Records.check` of all records, reads ``into``
+    this object; then come `open`, `read_tables` and `module`.
 
     Args:
         records: the package; not checked yet.
@@ -94,6 +102,8 @@ class Opening:
         self._allow_ops = allow_ops
         self._kept: dict[str, bytearray] = {}
         self._tables: dict[str, Tensor | None] = {}
+        self._opened: Any = None
+        self._places: list[tuple[str, str]] = []  # path in the module and record of each table
         records.check_headers(records.manifest().records)
         for name in sorted(records.names):
             if not _RECORDS.fullmatch(name):
@@ -154,6 +164,12 @@ class Opening:
         self._tables[entry.name] = table
         return table.numpy().data
 
+    def listed_first(self) -> dict[str, RecordInfo]:
+        """What the manifest says of the records that `open` needs: all but tables that `read_tables` reads."""
+        listed = self._records.manifest().records
+        later = () if self._on_host else self._tables
+        return {name: info for name, info in listed.items() if name not in later}
+
     def large_tables(self) -> list[str]:
         """The records that are large tables, in the order of the file."""
         return [entry.name for entry in self._records.entries if entry.name in self._tables]
@@ -179,24 +195,68 @@ class Opening:
         return bytes(self._kept[name])
 
     def contents(self) -> dict[str, memoryview]:
-        """All that is kept, by name; to be asked for before `module`, which lets go of it."""
+        """All that is kept, by name; to be asked for before `open`, which lets go of it."""
         kept = {name: memoryview(content) for name, content in self._kept.items()}
         tables = self._tables.items()
         return kept | {name: table.numpy().data for name, table in tables if table is not None}
 
-    def module(self, devices: Sequence[str]) -> Any:
-        """The scripted module on its devices; `Records.check` must have passed.
-
-        Args:
-            devices: of shard 0, 1, ...
+    def open(self) -> None:
+        """Let torch open the module, with stand-ins for its large tables; every record of `listed_first` has been compared.
 
         Raises:
             PackageError: torch cannot open it, or the file was changed meanwhile.
         """
         tokens = {name: secrets.token_bytes(_TOKEN_BYTES) for name in self._tables}
-        module = self._open(tokens)
+        self._opened = self._open(tokens)
         self._kept.clear()
-        self._put_tables(module, tokens, devices)
+        self._places = list(_stand_ins(self._opened, tokens))
+
+    def read_tables(
+        self, devices: Sequence[str], progress: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Read the large tables that are not there yet to their devices, and compare them; `open` has returned.
+
+        Args:
+            devices: those of shard 0, 1, ...
+            progress: called with the bytes of each part that has been compared, from several threads.
+
+        Raises:
+            PackageError: see `DeviceTables.read`.
+        """
+        missing = {name for name, table in self._tables.items() if table is None}
+        if not missing:
+            return
+        target: dict[str, str] = {}
+        for path, name in self._places:
+            if name in missing:
+                target.setdefault(name, devices[shard_of(path)])
+        # A file is whole or not served, also where the module has no place for a table.
+        listed = self._records.manifest().records
+        unused = missing - target.keys()
+        self._records.check_some(
+            {name: listed[name] for name in unused}, into=lambda _: None, progress=progress
+        )
+        self._tables.update(DeviceTables(self._records, target).read(progress))
+        for name in unused:
+            del self._tables[name]
+
+    def module(self, devices: Sequence[str]) -> Any:
+        """The scripted module on its devices; takes `open` and `read_tables` where they have not been taken.
+
+        Args:
+            devices: those of shard 0, 1, ...
+
+        Raises:
+            PackageError: see `open` and `read_tables`.
+        """
+        if self._opened is None:
+            self.open()
+        self.read_tables(devices)
+        module, self._opened = self._opened, None
+        for path, name in self._places:
+            table = self._tables[name]
+            assert table is not None, "it was read"
+            put_tensor(module, path, table)
         place(module, devices)
         return module
 
@@ -207,7 +267,7 @@ class Opening:
             The module, and the bytes of each tensor that is not what it seems, by its name.
 
         Raises:
-            PackageError: see `module`.
+            PackageError: see `open`.
         """
         tokens = {name: secrets.token_bytes(_TOKEN_BYTES) for name in self._tables}
         module = self._open(tokens)
@@ -215,13 +275,13 @@ class Opening:
         return module, {path: bytes_of[name] for path, name in _stand_ins(module, tokens)}
 
     def tensor_records(self) -> dict[str, str]:
-        """The record of each parameter and buffer of the module, by its name; before `module`.
+        """The record of each parameter and buffer of the module, by its name; before `open`.
 
         It opens the archive once more, with other bytes in the place of the tensors' own, by which each is
         known again.  Left out are tensors without elements, and what is neither a parameter nor a buffer.
 
         Raises:
-            PackageError: see `module`.
+            PackageError: see `open`.
         """
         tokens = {name: secrets.token_bytes(_TOKEN_BYTES) for name in self._tables}
         marks: dict[bytes, str] = {token: name for name, token in tokens.items()}
@@ -274,24 +334,6 @@ class Opening:
         writer.finish()
         archive.seek(0)
         return archive
-
-    def _put_tables(self, module: Any, tokens: dict[str, bytes], devices: Sequence[str]) -> None:
-        """Replace each stand-in by its table, wherever the module has it."""
-        for path, name in list(_stand_ins(module, tokens)):
-            table = self._tables[name]
-            if table is None:
-                table = self._tables[name] = self._to_device(name, devices[shard_of(path)])
-            put_tensor(module, path, table)
-
-    def _to_device(self, name: str, device: str) -> Tensor:
-        entry = next(entry for entry in self._records.entries if entry.name == name)
-        table = torch.empty(entry.bytes, dtype=torch.uint8, device=device)
-        done = 0
-        for piece in self._records.pieces_again(entry):
-            part = torch.frombuffer(piece, dtype=torch.uint8)
-            table[done : done + len(piece)].copy_(part)
-            done += len(piece)
-        return table
 
 
 def storage_memory(tensor: Tensor) -> NDArray[np.uint8]:

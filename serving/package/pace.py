@@ -23,6 +23,8 @@ _SHARE_OF_ONE = 1 / 3
 LOAD_PART = 0.5
 """What reading and taking over a version uses of its share.  At the end of each load calls wait for the opening of a model, so
 fewer loads in a minute also have fewer such calls (docs/benchmarks.md, "Reloads under load")."""
+_MANY_CPUS = 8
+"""From so many on, a load for GPUs may use more; see `load_share`."""
 _PIECE_S = 0.0001
 """Work that has used so much of a CPU, and waited for one for half as long, pauses."""
 _LEAST_S = 0.0001
@@ -43,10 +45,39 @@ def aside_share(cpus: int) -> float:
     return min(_SHARE_OF_ALL * cpus, _SHARE_OF_ONE)
 
 
+def load_share(device: str, cpus: int) -> float:
+    """What reading a version may use of one CPU beside the versions that answer.
+
+    That is `LOAD_PART` of `aside_share`, which comes from measurements of models for CPUs on two CPUs, where a load
+    takes CPUs, and the interpreter's lock, from calls.  Calls of a model for GPUs are computed there, and a load of one
+    reads, hashes and copies to the device, all of which it does without the interpreter's lock.  Where there are many
+    CPUs, it may therefore use a tenth of them, and one at most: at a sixth of one, 10 GB would take half a minute or more
+    for hashing alone.
+
+    Args:
+        device: the kind of device that the package is for.
+        cpus: what the process may use.
+    """
+    if device == "cpu" or cpus < _MANY_CPUS:
+        return LOAD_PART * aside_share(cpus)
+    return min(_SHARE_OF_ALL * cpus, 1.0)
+
+
+def load_pace(device: str) -> Pace:
+    """The pauses of the calling thread, which reads a version for this kind of device beside others that answer."""
+    return Pace(part=load_share(device, _cpus()) / _share())
+
+
+@functools.cache
+def _cpus() -> int:
+    """What this process may use; control groups' files are read once, as a server has a pace for each commit."""
+    return usable_cpus()
+
+
 @functools.cache
 def _share() -> float:
-    """What this process's threads may use; control groups' files are read once, as a server has a pace for each commit."""
-    return aside_share(usable_cpus())
+    """What this process's threads may use."""
+    return aside_share(_cpus())
 
 
 def pause_behind(used: float, passed: float, share: float) -> float:

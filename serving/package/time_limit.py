@@ -12,9 +12,10 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 DEFAULT_LOAD_TIMEOUT_S = 300.0
 MAX_LOAD_TIMEOUT_S = 86_400.0
@@ -49,9 +50,11 @@ def ran_too_long(seconds: float) -> str:
     )
 
 
-@contextmanager
-def limited(limit: TimeLimit | None, path: Path) -> Iterator[None]:
-    """Run the block; where it takes longer than ``limit``, say so in one line and end the process.
+def limited(limit: TimeLimit | None, path: Path) -> AbstractContextManager[None]:
+    """Run a block; where it takes longer than ``limit``, say so in one line and end the process.
+
+    What this returns may be entered again once the block has ended: the blocks' times are added up, and what passes
+    between them does not count.
 
     While torch optimizes a graph, no other thread of Python runs.  Should that alone take longer, the process ends
     5 seconds later, with status 1 and Python's own account of where it was, or by a signal where CPUs' time counts.
@@ -60,34 +63,61 @@ def limited(limit: TimeLimit | None, path: Path) -> Iterator[None]:
         limit: None: the block may take as long as it likes.
         path: the package, for the line.
     """
-    if limit is None:
-        yield
-        return
-    done = threading.Event()
-    clock = time.process_time if limit.of_cpu else time.monotonic
-    end = clock() + limit.seconds
+    return nullcontext() if limit is None else _Limited(limit, path)
 
-    def watch() -> None:
-        left = limit.seconds
-        while not (ended := done.wait(left)) and (left := end - clock()) > 0:
-            pass
-        if not ended:
-            reason = ran_too_long(limit.seconds)
-            if limit.tell is not None:
-                limit.tell(reason)
-            else:
-                line = f"{limit.prefix}package {path}: {reason}\n"
-                os.write(2, line.encode(errors="replace"))
-            os._exit(limit.status)
 
-    thread = threading.Thread(target=watch, name="load timeout", daemon=True)
-    thread.start()
-    with _cpu_limit(limit.seconds) if limit.of_cpu else _wall_limit(limit.seconds):
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+class _Limited(AbstractContextManager[None]):
+    """See `limited`."""
+
+    def __init__(self, limit: TimeLimit, path: Path) -> None:
+        self._limit = limit
+        self._path = path
+        self._left_s = limit.seconds
+        self._block: AbstractContextManager[None] = nullcontext()
+
+    def __enter__(self) -> None:
+        self._block = self._watched()
+        self._block.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self._block.__exit__(kind, error, trace)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        limit, done = self._limit, threading.Event()
+        clock = time.process_time if limit.of_cpu else time.monotonic
+        end = clock() + self._left_s
+
+        def watch() -> None:
+            left = self._left_s
+            while not (ended := done.wait(left)) and (left := end - clock()) > 0:
+                pass
+            if not ended:
+                self._end()
+
+        thread = threading.Thread(target=watch, name="load timeout", daemon=True)
+        thread.start()
+        with _cpu_limit(self._left_s) if limit.of_cpu else _wall_limit(self._left_s):
+            try:
+                yield
+            finally:
+                done.set()
+                thread.join()
+                self._left_s = max(end - clock(), 0.0)
+
+    def _end(self) -> None:
+        limit, reason = self._limit, ran_too_long(self._limit.seconds)
+        if limit.tell is not None:
+            limit.tell(reason)
+        else:
+            line = f"{limit.prefix}package {self._path}: {reason}\n"
+            os.write(2, line.encode(errors="replace"))
+        os._exit(limit.status)
 
 
 @contextmanager

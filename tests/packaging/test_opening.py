@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tessera.kernels.libraries import load_libraries
 from tessera.serving.package import opening
 from tessera.serving.package.loading import load_package, open_checked
 from tessera.serving.package.opening import Opening
@@ -88,20 +89,79 @@ def test_what_happens_to_the_file_after_the_check_does_not_matter(
     assert loaded.sha256 == sha256
 
 
-def test_a_table_that_is_read_again_for_a_device_is_hashed_again(
-    package: Path, tmp_path: Path
-) -> None:
-    path = Path(shutil.copy(package, tmp_path / "m.pt"))
-    records = Records(path)
-    made = Opening(records, on_host=False)
-    records.check(records.manifest().records, into=made.into)
-    name = next(iter(made._tables))
-    entry = next(entry for entry in records.entries if entry.name == name)
+def change(path: Path, name: str) -> None:
+    """Write other bytes into a record."""
+    entry = next(entry for entry in Records(path).entries if entry.name == name)
     with path.open("r+b") as stream:
         stream.seek(entry.content_offset)
         stream.write(b"changed")
-    with pytest.raises(PackageError, match="was changed while it was being loaded; load it again"):
+
+
+def opening_for_a_device(path: Path) -> Opening:
+    """Everything but the large tables has been read."""
+    records = Records(path)
+    made = Opening(records, on_host=False)
+    first = made.listed_first()
+    assert first.keys() == records.manifest().records.keys() - made._tables.keys()
+    records.check_some(first, into=made.into, progress=lambda _: None)
+    return made
+
+
+@pytest.mark.parametrize("checked_before", [False, True])
+def test_a_table_that_is_read_for_a_device_is_hashed_then(
+    package: Path, tmp_path: Path, *, checked_before: bool
+) -> None:
+    path = Path(shutil.copy(package, tmp_path / "m.pt"))
+    made = opening_for_a_device(path)
+    if checked_before:
+        made._records.check(made._records.manifest().records)
+    name = next(iter(made._tables))
+    change(path, name)
+    with pytest.raises(PackageError, match=rf"record '{name}' was changed: SHA-256 \w+ of \d+ byt"):
         made.module(["cpu"])
+
+
+def test_a_table_that_the_module_has_no_place_for_is_compared_all_the_same(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copy(package, tmp_path / "m.pt"))
+    monkeypatch.setattr(opening, "_stand_ins", lambda *_: iter(()))
+    told: list[int] = []
+    made = opening_for_a_device(path)
+    sizes = {entry.name: entry.bytes for entry in Records(path).entries}
+    expected = sum(sizes[name] for name in made._tables)
+    made.open()
+    made.read_tables(["cpu"], told.append)
+    assert sum(told) == expected > 0
+    made.read_tables(["cpu"], told.append)  # they are not read twice
+    assert sum(told) == expected
+    made = opening_for_a_device(path)
+    name = next(iter(made._tables))
+    change(path, name)
+    made.open()
+    with pytest.raises(PackageError, match=f"record '{name}' was changed: SHA-256"):
+        made.read_tables(["cpu"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_on_a_gpu_the_module_has_the_tensors_that_torch_loads(shards: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    sharding = "auto" if shards == 1 else "row_wise"
+    options = PackageOptions(
+        name="m", backend="tessera", device="cuda", shards=shards, sharding=sharding
+    )
+    write_model(make_model(), path, options)
+    made = opening_for_a_device(path)
+    load_libraries(made._records.manifest().operator_libraries)
+    module = made.module(["cuda:0"] * shards)
+    with expected_deprecation():
+        expected = torch.jit.load(str(path), map_location="cpu")
+    assert len(made._tables) >= shards
+    for name, tensor in tensors(expected).items():
+        assert tensors(module)[name].device == torch.device("cuda:0")
+        assert torch.equal(tensors(module)[name].cpu(), tensor), name
 
 
 def test_tensors_that_are_named_otherwise_before_the_check_are_refused(

@@ -10,6 +10,8 @@ from tessera.serving.package.pace import (
     ASIDE_NICENESS,
     Pace,
     aside_share,
+    load_pace,
+    load_share,
     pause_behind,
     stand_aside,
 )
@@ -32,6 +34,21 @@ def test_a_piece_that_has_waited_for_a_cpu_is_followed_by_a_pause():
 
 def test_the_share_is_a_tenth_of_all_cpus_and_no_more_than_a_third_of_one():
     assert [aside_share(cpus) for cpus in (1, 2, 4, 64)] == pytest.approx([0.1, 0.2, 1 / 3, 1 / 3])
+
+
+def test_a_load_for_gpus_may_use_more_where_there_are_many_cpus():
+    cpus = (1, 2, 4, 7, 8, 10, 64)
+    for_cpus = [0.05, 0.1, 1 / 6, 1 / 6, 1 / 6, 1 / 6, 1 / 6]
+    assert [load_share("cpu", count) for count in cpus] == pytest.approx(for_cpus)
+    for_gpus = [*for_cpus[:4], 0.8, 1.0, 1.0]
+    assert [load_share("cuda", count) for count in cpus] == pytest.approx(for_gpus)
+
+
+def test_the_pace_of_a_load_has_its_share(monkeypatch):
+    monkeypatch.setattr("tessera.serving.package.pace._cpus", lambda: 16)
+    monkeypatch.setattr("tessera.serving.package.pace._share", lambda: aside_share(16))
+    assert load_pace("cpu").share == pytest.approx(1 / 6)
+    assert load_pace("cuda").share == pytest.approx(1.0)
 
 
 def test_a_part_of_the_share(monkeypatch):

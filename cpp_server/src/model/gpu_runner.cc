@@ -13,29 +13,23 @@
 namespace tessera {
 namespace {
 
-std::vector<at::Device> cuda(const std::vector<int>& numbers) {
-  std::vector<at::Device> devices;
-  for (const int number : numbers) {
-    devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(number));
-  }
-  return devices;
-}
-
 // One or several replicas of the whole model, each on as many devices as the package has shards.
 class GpuRunner final : public Runner {
  public:
   // `placements`: of each copy, the device of each shard.
-  GpuRunner(const std::shared_ptr<const PackageFile>& file, const Manifest& manifest,
-            const std::vector<std::vector<int>>& placements, const GpuOptions& options)
+  GpuRunner(const Opening& opening, const std::string& path, const Manifest& manifest,
+            const DeviceTables::Placements& placements, const GpuOptions& options)
       : schema_(manifest.schema),
         // A recording is of one device's work.
         graph_samples_(manifest.num_shards > 1
                            ? 0
                            : std::min(options.max_batch_samples, options.graph_samples)) {
-    for (const std::vector<int>& devices : placements) {
-      replicas_.emplace_back(file, schema_, devices, options);
+    DeviceTables tables(opening.records(), manifest.records, placements, options.reading,
+                        options.changing ? Opening::Sharing::kNo : Opening::Sharing::kYes);
+    for (const std::vector<at::Device>& devices : placements) {
+      replicas_.emplace_back(opening, path, schema_, devices, tables, options);
       if (!replicas_.back().module.keep_on_device()) {
-        throw PackageError(file->path(),
+        throw PackageError(path,
                            "its graph does not end in copies of its outputs to the CPU, as "
                            "packages for 'cuda' do; package the model again");
       }
@@ -89,11 +83,11 @@ class GpuRunner final : public Runner {
 
  private:
   struct Replica {
-    Replica(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
-            const std::vector<int>& numbers, const GpuOptions& options)
-        : device(numbers.at(0)),
+    Replica(const Opening& opening, const std::string& path, const InputSchema& schema,
+            const std::vector<at::Device>& devices, DeviceTables& tables, const GpuOptions& options)
+        : device(devices.at(0).index()),
           name(text("cuda:", device)),
-          module(file, schema, cuda(numbers), options.allow_ops,
+          module(opening, path, schema, devices, tables,
                  options.changing ? TorchScriptModule::Form::kChanging
                                   : TorchScriptModule::Form::kFrozen,
                  options.rest) {}
@@ -112,13 +106,16 @@ class GpuRunner final : public Runner {
 
 // For each replica of the model, the device of each shard: as many replicas as there are devices
 // for, and one at least, whose shards then take turns.
-std::vector<std::vector<int>> placements(const std::vector<int>& devices, int shards) {
-  std::vector<std::vector<int>> replicas;
+DeviceTables::Placements placements(const std::vector<int>& devices, int shards) {
+  DeviceTables::Placements replicas;
   const auto count = static_cast<std::size_t>(shards);
   std::size_t next = 0;
   do {
-    std::vector<int> replica;
-    for (std::size_t i = 0; i < count; ++i) replica.push_back(devices[(next + i) % devices.size()]);
+    std::vector<at::Device> replica;
+    for (std::size_t i = 0; i < count; ++i) {
+      const int number = devices[(next + i) % devices.size()];
+      replica.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(number));
+    }
     replicas.push_back(std::move(replica));
     next += count;
   } while (next + count <= devices.size());
@@ -127,11 +124,11 @@ std::vector<std::vector<int>> placements(const std::vector<int>& devices, int sh
 
 }  // namespace
 
-std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& file,
+std::unique_ptr<Runner> open_on_gpus(const Opening& opening, const std::string& path,
                                      const Manifest& manifest, const GpuOptions& options) {
   const int count = c10::cuda::device_count();
   if (count == 0) {
-    throw PackageError(file->path(), "was packaged for device 'cuda', and there is no GPU here");
+    throw PackageError(path, "was packaged for device 'cuda', and there is no GPU here");
   }
   std::vector<int> devices = options.devices;
   for (int i = 0; devices.empty() || (options.devices.empty() && i < count); ++i) {
@@ -139,12 +136,12 @@ std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& f
   }
   for (const int device : devices) {
     if (device >= count) {
-      throw PackageError(file->path(), text("was to be served on GPU ", device, ", but there are ",
-                                            count, " here, numbered from 0; change --gpus"));
+      throw PackageError(path, text("was to be served on GPU ", device, ", but there are ", count,
+                                    " here, numbered from 0; change --gpus"));
     }
   }
-  return std::make_unique<GpuRunner>(file, manifest, placements(devices, manifest.num_shards),
-                                     options);
+  return std::make_unique<GpuRunner>(opening, path, manifest,
+                                     placements(devices, manifest.num_shards), options);
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "model/loader.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -7,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "common/cpus.h"
 #include "common/pace.h"
 #include "common/text.h"
 #include "model/golden.h"
@@ -23,10 +25,20 @@ namespace tessera {
 namespace {
 
 constexpr unsigned kReadingThreads = 8;  // more than a disk or a memory can feed
+constexpr unsigned kReadingThreadsBeside = 4;
+constexpr int kCpusPerThreadBeside = 8;
 // How far a load is once its parts are done.
 constexpr double kReadingShare = 0.7;
 constexpr double kTriedShare = 0.85;
 constexpr double kOpenedShare = 0.9;
+
+// How many threads read at most; beside serving one for so many CPUs, so that they do not have the
+// memory and the caches to themselves.
+unsigned reading_threads(bool beside) {
+  if (!beside) return kReadingThreads;
+  const auto share = static_cast<unsigned>(available_cpus() / kCpusPerThreadBeside);
+  return std::clamp(share, 1U, kReadingThreadsBeside);
+}
 
 void tell(const LoadOptions& options, double share) {
   if (options.progress != nullptr) options.progress(share);
@@ -44,9 +56,6 @@ struct Checked {
   Records records;
   std::vector<std::byte> manifest_bytes;
   Manifest manifest;
-  // Where the model goes to GPUs:
-  std::vector<std::byte> golden;
-  ParsedContents parsed;
 };
 
 // How long each step took.
@@ -104,15 +113,13 @@ void check_device_kind(const std::string& path, const Manifest& manifest) {
 }
 
 std::unique_ptr<FileHash> hash_of_file(const std::shared_ptr<const Checked>& checked,
-                                       const std::optional<Opening>& opening,
-                                       const LoadOptions& options) {
+                                       const Opening& opening, const LoadOptions& options) {
   // It has a part of the share of work aside: nobody waits for it, and loads go on beside it.
   constexpr double kShare = 0.25;
-  Contents contents =
-      opening.has_value() ? opening->contents(/*unchanging=*/options.follow) : Contents();
+  Contents contents = opening.contents(/*unchanging=*/options.follow);
   contents[kManifestRecord] = checked->manifest_bytes;
   return std::make_unique<FileHash>([checked, contents, answering = options.answering,
-                                     kept = opening.has_value() ? opening->kept() : nullptr,
+                                     kept = opening.kept(),
                                      known = options.file_hashes](const std::stop_token& stop) {
     std::string sha256 = known != nullptr ? known->of(checked->file->identity()) : "";
     if (!sha256.empty()) return sha256;
@@ -136,38 +143,31 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   check_device_kind(path, manifest);
   check_torch(path, manifest);
   const bool on_cpu = manifest.device == "cpu";
-  std::optional<Opening> opening;
   verify_headers(checked->records, manifest.records);
   check_names(checked->records);
-  if (on_cpu) {
-    opening.emplace(checked->records, manifest, options.allow_ops,
-                    options.only_try ? Opening::Tables::kFile : Opening::Tables::kMemory,
-                    options.follow ? Opening::Sharing::kNo : Opening::Sharing::kYes);
-  }
+  const auto host = options.only_try ? Opening::Tables::kFile : Opening::Tables::kMemory;
+  Opening opening(checked->records, manifest, options.allow_ops,
+                  on_cpu ? host : Opening::Tables::kElsewhere,
+                  options.follow ? Opening::Sharing::kNo : Opening::Sharing::kYes);
   steps.done("manifest");
-  const auto into = [&](const std::string& name, const Record& record) -> Destination {
-    if (on_cpu) return opening->place(name, record);
-    if (is_parsed(name)) {
-      return {.place = checked->parsed.emplace(name, record.bytes).first->second};
-    }
-    if (name != kGoldenRecord) return {};
-    checked->golden.resize(record.bytes);
-    return {.place = checked->golden};
-  };
   std::atomic<std::uint64_t> compared = 0;
-  const auto count = [&](std::uint64_t bytes) {
-    compared += bytes;
-    tell(options, kReadingShare * static_cast<double>(compared) /
-                      static_cast<double>(checked->file->size()));
-    if (options.rest != nullptr) options.rest();
+  ReadOptions reading = {.threads = reading_threads(options.beside),
+                         .when_idle = options.beside && !options.only_try,
+                         .progress =
+                             [&](std::uint64_t bytes) {
+                               compared += bytes;
+                               tell(options, kReadingShare * static_cast<double>(compared) /
+                                                 static_cast<double>(checked->file->size()));
+                             },
+                         .pauses = options.pauses};
+  GpuOptions gpu = options.gpu;
+  gpu.changing = options.follow;
+  gpu.reading = reading;
+  reading.into = [&](const std::string& name, const Record& record) {
+    return opening.place(name, record);
   };
-  verify_records(checked->records, manifest.records,
-                 {.into = into,
-                  .threads = options.beside ? 1U : kReadingThreads,
-                  .when_idle = options.beside && !options.only_try,
-                  .progress = count});
-  if (on_cpu) opening->share_tables();
-  check_contents(checked->records, checked->parsed, options.allow_ops);
+  verify_records(checked->records, manifest.records, reading);
+  opening.share_tables();
   steps.done("verify");
   LoadedPackage package;
   if (!options.only_try) package.file_hash = hash_of_file(checked, opening, options);
@@ -179,24 +179,21 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   steps.done("operators");
   std::string sha256 = unsigned_sha256(checked->manifest_bytes);
   if (on_cpu && options.before_opening != nullptr) options.before_opening(*checked->file, sha256);
-  tell(options, kTriedShare);
+  if (on_cpu) tell(options, kTriedShare);
   std::optional<TimeLimit> limit;
   const bool limited = options.load_timeout_s > 0;
   if (on_cpu && limited) limit.emplace(path, options.load_timeout_s);
-  GpuOptions gpu = options.gpu;
-  gpu.allow_ops = options.allow_ops;
-  gpu.changing = options.follow;
-  if (gpu.rest == nullptr) gpu.rest = options.rest;
-  std::unique_ptr<Runner> runner = on_cpu ? open_on_cpu(*opening, path, manifest, options.follow)
-                                          : open_on_gpus(checked->file, manifest, gpu);
-  if (!on_cpu) checked->file->check_unchanged();
+  const std::function<void()> rest = options.pauses != nullptr ? options.pauses() : nullptr;
+  if (gpu.rest == nullptr) gpu.rest = rest;
+  std::unique_ptr<Runner> runner = on_cpu ? open_on_cpu(opening, path, manifest, options.follow)
+                                          : open_on_gpus(opening, path, manifest, gpu);
   steps.done("open");
-  // Opening has read the file again.
+  // Opening has read large tables.
   if (!on_cpu && limited) limit.emplace(path, options.load_timeout_s);
   tell(options, kOpenedShare);
   std::span<const std::byte> golden;
   if (options.verify_golden) {
-    golden = on_cpu ? opening->content(kGoldenRecord) : std::span<const std::byte>(checked->golden);
+    golden = opening.content(kGoldenRecord);
     if (golden.empty())
       throw PackageError(path, text("record '", kGoldenRecord, "' is missing or empty"));
   }
@@ -204,7 +201,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
     std::optional<GoldenAnswers> answers;
     if (!golden.empty()) answers.emplace(golden, manifest.schema);
     for (std::size_t device = 0; device < runner->devices().size(); ++device) {
-      check_device(*runner, device, manifest, answers, options.rest, steps);
+      check_device(*runner, device, manifest, answers, rest, steps);
     }
   } catch (const PackageError&) {
     throw;

@@ -4,7 +4,9 @@
 // checked where that is asked, names, sizes and checksums and then every record's hash compared,
 // what would run at opening looked through, torch's version checked and the operator libraries
 // loaded, and only then does torch open what was checked, and the graph's operators are looked at
-// before it is called. A file that fails a check has run nothing.
+// before it is called. Large tables that go to GPUs, which torch does not open, are compared on
+// their way there: behind the opening, which says to which, and before the first call. A file that
+// fails a check has run nothing.
 //
 // Contract: load_package blocks for as long as all this takes; one call at a time. Side
 // effect: torch's fusion strategy for the process is set to no fusion.
@@ -40,7 +42,7 @@ struct LoadOptions {
   // Operators that its graph may call beside those that every package may.
   std::set<std::string> allow_ops = {};
   GpuOptions gpu = {};
-  // Other models are served meanwhile: one thread reads and hashes, while CPUs have nothing else to
+  // Other models are served meanwhile: few threads read and hash, while CPUs have nothing else to
   // do as long as that gets on.
   bool beside = false;
   // Whether calls are being answered, for which the hash of the whole file pauses; asked as long as
@@ -48,8 +50,9 @@ struct LoadOptions {
   std::function<bool()> answering = nullptr;
   // The hashes of files that were loaded before; null: none is known.
   std::shared_ptr<FileHashes> file_hashes = nullptr;
-  // Called between pieces of the work; it may block. Null: the work goes on at once.
-  std::function<void()> rest = nullptr;
+  // Makes what a thread calls between pieces of the work, which may block. Null: the work goes on
+  // at once.
+  std::function<std::function<void()>()> pauses = nullptr;
   // Large tables are neither compared nor read into memory, but mapped: to see whether the model
   // can be opened and called, and not to serve it.
   bool only_try = false;

@@ -4,9 +4,9 @@
 
 namespace tessera {
 
-std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& file,
+std::unique_ptr<Runner> open_on_gpus(const Opening& /*opening*/, const std::string& path,
                                      const Manifest& /*manifest*/, const GpuOptions& /*options*/) {
-  throw PackageError(file->path(),
+  throw PackageError(path,
                      "was packaged for device 'cuda', and this server was built with a LibTorch "
                      "without CUDA; build it with a CUDA build of torch or package the model with "
                      "--device cpu");

@@ -54,6 +54,30 @@ std::vector<std::byte> random_token(std::random_device& random) {
   return token;
 }
 
+// Finds each stand-in, wherever the module has it.
+void find_tables(const torch::jit::Module& module, const std::string& prefix,
+                 const std::map<std::vector<std::byte>, std::string>& names,
+                 std::vector<Opening::TablePlace>& tables) {
+  for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
+    if (!attribute.value.isTensor()) continue;
+    const at::Tensor& tensor = attribute.value.toTensor();
+    if (!tensor.defined() || tensor.scalar_type() != at::kByte || tensor.nbytes() != kTokenBytes ||
+        !tensor.is_contiguous()) {
+      continue;
+    }
+    const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+    const auto found = names.find({begin, begin + kTokenBytes});
+    if (found == names.end()) continue;
+    tables.push_back({.name = prefix + attribute.name,
+                      .record = found->second,
+                      .owner = module,
+                      .attribute = attribute.name});
+  }
+  for (const auto& child : module.named_children()) {
+    find_tables(child.value, prefix + child.name + ".", names, tables);
+  }
+}
+
 void append(std::vector<std::byte>& out, std::span<const std::byte> piece) {
   out.insert(out.end(), piece.begin(), piece.end());
 }
@@ -65,6 +89,7 @@ Opening::Opening(const Records& records, const Manifest& manifest, std::set<std:
     : records_(records),
       manifest_(manifest),
       allow_ops_(std::move(allow_ops)),
+      tables_(tables),
       sharing_(sharing),
       kept_(std::make_shared<Kept>()) {
   const std::string& path = records.file().path();
@@ -86,6 +111,7 @@ Opening::Opening(const Records& records, const Manifest& manifest, std::set<std:
 
 Destination Opening::place(const std::string& name, const Record& record) {
   if (const auto table = kept_->tables.find(name); table != kept_->tables.end()) {
+    if (tables_ == Tables::kElsewhere) return {.known = true};
     if (file_.owner != nullptr) {
       table->second = {.content = file_.content.subspan(record.offset, record.bytes),
                        .owner = file_.owner,
@@ -126,12 +152,12 @@ Contents Opening::contents(bool unchanging) const {
   for (const auto& [name, content] : kept_->contents) all[name] = content;
   if (unchanging) return all;
   for (const auto& [name, table] : kept_->tables) {
-    all[name] = table.content;
+    if (table.owner != nullptr) all[name] = table.content;
   }
   return all;
 }
 
-torch::jit::Module Opening::module(RecordPlaces* places) const {
+Opening::Opened Opening::opened() const {
   check_contents(records_, kept_->contents, allow_ops_);
   StandIns stand_ins;
   std::map<std::vector<std::byte>, std::string> names;
@@ -147,17 +173,29 @@ torch::jit::Module Opening::module(RecordPlaces* places) const {
   std::map<std::uint64_t, std::string> starts;
   std::vector<std::byte> archive = small_archive(stand_ins, starts);
   const auto adapter = std::make_shared<MemoryAdapter>(std::move(archive), std::move(starts));
-  torch::jit::Module loaded = torch::jit::load(adapter, at::kCPU);
-  check_operators(loaded, records_.file().path(), allow_ops_);
-  put_tables(loaded, names);
-  if (places != nullptr) {
-    RecordAddresses addresses = adapter->reads();
-    for (const auto& [name, table] : kept_->tables) addresses[table.content.data()] = name;
-    std::map<std::string, std::uint64_t> bytes;
-    for (const auto& [name, record] : records_.all()) bytes[name] = record.bytes;
-    *places = find_records(loaded, addresses, bytes);
+  Opened opened{.module = torch::jit::load(adapter, at::kCPU), .tables = {}, .addresses = {}};
+  check_operators(opened.module, records_.file().path(), allow_ops_);
+  find_tables(opened.module, "", names, opened.tables);
+  opened.addresses = adapter->reads();
+  return opened;
+}
+
+torch::jit::Module Opening::module(RecordPlaces* places) const {
+  Opened opened = this->opened();
+  for (TablePlace& place : opened.tables) {
+    place.put(tensor_over(kept_->tables.at(place.record)));
   }
-  return loaded;
+  if (places != nullptr) {
+    for (const auto& [name, table] : kept_->tables) opened.addresses[table.content.data()] = name;
+    *places = find_records(opened.module, opened.addresses, record_bytes());
+  }
+  return std::move(opened.module);
+}
+
+std::map<std::string, std::uint64_t> Opening::record_bytes() const {
+  std::map<std::string, std::uint64_t> bytes;
+  for (const auto& [name, record] : records_.all()) bytes[name] = record.bytes;
+  return bytes;
 }
 
 // The package with `stand_ins` instead of its large tables, and without extra files.
@@ -201,25 +239,6 @@ at::Tensor Opening::tensor_over(const Table& table) {
   return at::from_blob(
       table.content.data(), {static_cast<std::int64_t>(table.content.size())},
       [owner = table.owner](void*) {}, at::kByte);
-}
-
-// Replaces each stand-in by its table, wherever the module has it.
-void Opening::put_tables(torch::jit::Module module,
-                         const std::map<std::vector<std::byte>, std::string>& names) const {
-  for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
-    if (!attribute.value.isTensor()) continue;
-    const at::Tensor& tensor = attribute.value.toTensor();
-    if (!tensor.defined() || tensor.scalar_type() != at::kByte || tensor.nbytes() != kTokenBytes ||
-        !tensor.is_contiguous()) {
-      continue;
-    }
-    const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());
-    const auto found = names.find({begin, begin + kTokenBytes});
-    if (found != names.end()) {
-      module.setattr(attribute.name, tensor_over(kept_->tables.at(found->second)));
-    }
-  }
-  for (const auto& child : module.named_children()) put_tables(child.value, names);
 }
 
 }  // namespace tessera

@@ -1,9 +1,7 @@
 #include "model/torchscript_module.h"
 
-#include <caffe2/serialize/read_adapter_interface.h>
 #include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
-#include <torch/csrc/jit/serialization/import.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -12,34 +10,12 @@
 #include <utility>
 
 #include "common/text.h"
-#include "model/graph_operators.h"
+#include "model/record_places.h"
 #include "model/torchscript_runner.h"
 #include "package/package_error.h"
-#include "package/records.h"
 
 namespace tessera {
 namespace {
-
-// torch reads the very file that was verified, not whatever is at its path by now.
-class FileAdapter final : public caffe2::serialize::ReadAdapterInterface {
- public:
-  FileAdapter(std::shared_ptr<const PackageFile> file, std::map<std::uint64_t, std::string> starts)
-      : file_(std::move(file)), reads_(std::move(starts)) {}
-
-  size_t size() const override { return file_->size(); }
-
-  size_t read(uint64_t offset, void* buffer, size_t count, const char* /*what*/) const override {
-    file_->read_at(offset, {static_cast<std::byte*>(buffer), count});
-    reads_.note(offset, buffer);
-    return count;
-  }
-
-  const RecordAddresses& reads() const { return reads_.reads(); }
-
- private:
-  std::shared_ptr<const PackageFile> file_;
-  mutable RecordReads reads_;
-};
 
 constexpr const char* kSharedMethod = "forward_shared";
 
@@ -90,35 +66,33 @@ VocabularyBuffers find_vocabularies(const torch::jit::Module& module, bool copie
   return {span(0), span(1), span(2), held};
 }
 
-// `places` is told where the devices have the records; null: nobody asks. What is for GPUs is on
-// the host for a moment, from where it goes there in pieces, with `rest` between them.
-torch::jit::Module load(const std::shared_ptr<const PackageFile>& file,
-                        const std::vector<at::Device>& devices,
-                        const std::set<std::string>& allow_ops, DeviceWeights::Places* places,
+// `places` is told where the devices have the records; null: nobody asks.
+torch::jit::Module load(const Opening& opening, const std::vector<at::Device>& devices,
+                        DeviceTables& tables, DeviceWeights::Places* places,
                         const std::function<void()>& rest) {
-  std::map<std::uint64_t, std::string> starts;
-  std::map<std::string, std::uint64_t> bytes;
-  if (places != nullptr) {
-    const Records records(*file);
-    for (const auto& [name, record] : records.all()) {
-      bytes[name] = record.bytes;
-      if (record.bytes > 0) starts[record.offset] = name;
+  Opening::Opened opened = opening.opened();
+  std::map<std::string, std::set<std::size_t>> shards;
+  for (const Opening::TablePlace& place : opened.tables) {
+    shards[place.record].insert(shard_of(place.name));
+  }
+  tables.read(shards);
+  for (Opening::TablePlace& place : opened.tables) {
+    place.put(tables.on(place.record, devices.at(shard_of(place.name))));
+  }
+  if (devices.size() == 1 && places == nullptr) move_constants(opened.module, devices.at(0));
+  const RecordPlaces on_host =
+      find_records(opened.module, opened.addresses, opening.record_bytes());
+  DeviceWeights::Places moved = move_records(
+      opened.module, on_host.places,
+      [&](const std::string& name) { return devices.at(shard_of(name)); }, rest);
+  if (places == nullptr) return std::move(opened.module);
+  *places = std::move(moved);
+  for (const auto& [record, all] : shards) {
+    for (const std::size_t shard : all) {
+      (*places)[record].push_back(tables.on(record, devices.at(shard)));
     }
   }
-  const bool whole = devices.size() == 1 && places == nullptr;
-  const auto adapter = std::make_shared<FileAdapter>(file, std::move(starts));
-  torch::jit::Module loaded = torch::jit::load(adapter, at::Device(at::kCPU));
-  check_operators(loaded, file->path(), allow_ops);
-  if (whole) {
-    if (devices.at(0).is_cpu()) return loaded;
-    move_constants(loaded, devices.at(0));
-  }
-  const RecordPlaces on_host = find_records(loaded, adapter->reads(), bytes);
-  DeviceWeights::Places moved = move_records(
-      loaded, on_host.places, [&](const std::string& name) { return devices.at(shard_of(name)); },
-      rest);
-  if (places != nullptr) *places = std::move(moved);
-  return loaded;
+  return std::move(opened.module);
 }
 
 }  // namespace
@@ -129,17 +103,16 @@ TorchScriptModule::TorchScriptModule(const Opening& opening, const std::string& 
           [&] { return opening.module(form == Form::kChanging ? &places_ : nullptr); }, path,
           schema, /*on_cpu=*/true, form) {}
 
-TorchScriptModule::TorchScriptModule(const std::shared_ptr<const PackageFile>& file,
+TorchScriptModule::TorchScriptModule(const Opening& opening, const std::string& path,
                                      const InputSchema& schema,
-                                     const std::vector<at::Device>& devices,
-                                     const std::set<std::string>& allow_ops, Form form,
-                                     const std::function<void()>& rest)
+                                     const std::vector<at::Device>& devices, DeviceTables& tables,
+                                     Form form, const std::function<void()>& rest)
     : TorchScriptModule(
           [&] {
-            return load(file, devices, allow_ops,
+            return load(opening, devices, tables,
                         form == Form::kChanging ? &device_places_ : nullptr, rest);
           },
-          file->path(), schema, devices.at(0).is_cpu(), form) {}
+          path, schema, devices.at(0).is_cpu(), form) {}
 
 TorchScriptModule::TorchScriptModule(const Load& load, const std::string& path,
                                      const InputSchema& schema, bool on_cpu, Form form)

@@ -1,8 +1,8 @@
 // A TorchScript archive opened on one device. Included by files that are compiled against torch
 // alone.
 //
-// Contract: open_module blocks while torch reads the archive; call may be used from several
-// threads at once and blocks for as long as the CPU's side of the model takes.
+// Contract: opening blocks while tables are read and torch opens the rest; call may be used from
+// several threads at once and blocks for as long as the CPU's side of the model takes.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>
@@ -11,15 +11,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "model/device_tables.h"
 #include "model/opening.h"
 #include "model/vocabularies.h"
-#include "package/package_file.h"
 #include "package/schema.h"
 
 namespace tessera {
@@ -41,12 +39,12 @@ class TorchScriptModule {
   TorchScriptModule(const Opening& opening, const std::string& path, const InputSchema& schema,
                     Form form = Form::kFrozen);
 
-  // Opens the archive in `file`, whose records must have been verified, with shard k on device k
-  // of `devices` and everything else on the first; else the same. The file is read once more, to
-  // the host, from where the tensors go to their devices one after the other (move_records), with
-  // `rest`, if there is one, between pieces.
-  TorchScriptModule(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
-                    const std::vector<at::Device>& devices, const std::set<std::string>& allow_ops,
+  // Opens what was verified but for large tables, which `tables` reads to their devices, with shard
+  // k on device k of `devices` and everything else on the first; else the same. Other tensors go
+  // there from the host one after the other (move_records), with `rest`, if there is one, between
+  // pieces.
+  TorchScriptModule(const Opening& opening, const std::string& path, const InputSchema& schema,
+                    const std::vector<at::Device>& devices, DeviceTables& tables,
                     Form form = Form::kFrozen, const std::function<void()>& rest = nullptr);
 
   // The outputs in the schema's order, float32, on the module's device where keep_on_device has

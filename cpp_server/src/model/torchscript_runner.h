@@ -6,13 +6,12 @@
 
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "model/runner.h"
 #include "package/manifest.h"
-#include "package/package_file.h"
+#include "package/verify.h"
 
 namespace tessera {
 
@@ -26,16 +25,17 @@ std::unique_ptr<Runner> open_on_cpu(const Opening& opening, const std::string& p
 struct GpuOptions {
   std::vector<int> devices = {};         // by CUDA's numbers; empty: every one that is there
   std::int64_t max_batch_samples = 512;  // CUDA graphs are recorded for batches of up to these
-  std::set<std::string> allow_ops = {};  // that the graph may call beside those of every package
   std::int64_t graph_samples = 2'048;    // and of up to these: beyond, launching costs little
   bool changing = false;                 // the runner has weights that may change in place
-  std::function<void()> rest = nullptr;  // called between pieces of copies to the devices
+  // Called between pieces of what goes to the devices beside large tables; null: nothing is.
+  std::function<void()> rest = nullptr;
+  ReadOptions reading = {};  // of large tables
 };
 
-// The archive in `file`, whose records must have been verified, on GPUs, the whole model on each.
-// Throws PackageError also where this program was built
-// without CUDA or a device is not there.
-std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& file,
+// What was verified of the file at `path`, on GPUs, the whole model on each; large tables are read
+// and compared now. Throws PackageError also where this program was built without CUDA or a device
+// is not there.
+std::unique_ptr<Runner> open_on_gpus(const Opening& opening, const std::string& path,
                                      const Manifest& manifest, const GpuOptions& options);
 
 // "2.13.0", with the local part if there is one: the torch that this program was built with.

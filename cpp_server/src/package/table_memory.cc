@@ -15,13 +15,6 @@ constexpr std::uint64_t kHugePage = 2U << 20;
 
 std::atomic<bool> at_once = false;
 
-std::string key_of(const RecordInfo& record) {
-  std::string key = text(record.bytes, ' ');
-  if (record.chunks.empty()) return key + record.sha256;
-  for (const std::string& chunk : record.chunks) key += chunk;
-  return key;
-}
-
 }  // namespace
 
 TableMemory::TableMemory(std::uint64_t bytes, SpareMemory& spare) : bytes_(bytes), spare_(spare) {
@@ -49,6 +42,13 @@ TableMemory::~TableMemory() {
 
 void TableMemory::give_back_at_once() { at_once = true; }
 
+std::string content_key(const RecordInfo& record) {
+  std::string key = text(record.bytes, ' ');
+  if (record.chunks.empty()) return key + record.sha256;
+  for (const std::string& chunk : record.chunks) key += chunk;
+  return key;
+}
+
 TableStore& TableStore::shared() {
   static TableStore store;
   return store;
@@ -56,14 +56,14 @@ TableStore& TableStore::shared() {
 
 std::shared_ptr<TableMemory> TableStore::find(const RecordInfo& record) const {
   const MutexLock lock(mutex_);
-  const auto found = tables_.find(key_of(record));
+  const auto found = tables_.find(content_key(record));
   return found == tables_.end() ? nullptr : found->second.lock();
 }
 
 void TableStore::add(const RecordInfo& record, const std::shared_ptr<TableMemory>& table) {
   const MutexLock lock(mutex_);
   std::erase_if(tables_, [](const auto& known) { return known.second.expired(); });
-  tables_[key_of(record)] = table;
+  tables_[content_key(record)] = table;
 }
 
 }  // namespace tessera

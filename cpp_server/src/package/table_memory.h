@@ -41,13 +41,16 @@ class TableMemory {
   SpareMemory& spare_;
 };
 
+// What tables of the same content have in common, and others have not: their size, and the SHA-256
+// that the manifest gives (of a record in chunks, those of all of its chunks).
+std::string content_key(const RecordInfo& record);
+
 // The tables of this process by their content, so that versions of a model share those that they
 // have in common. It owns none of them.
 //
-// What is compared: the SHA-256 that the manifest gives (of a record in chunks, those of all of its
-// chunks) and the number of bytes. A table is put here only once its own bytes have been compared
-// with that SHA-256. Where one is found, the record of the other file is not read at all: that its
-// size and CRC-32 are those of the manifest has been seen in the archive's headers
+// What is compared is the content_key. A table is put here only once its own bytes have been
+// compared with that SHA-256. Where one is found, the record of the other file is not read at all:
+// that its size and CRC-32 are those of the manifest has been seen in the archive's headers
 // (verify_headers), and if the bytes behind them are damaged nobody will ever see them.
 //
 // Contract: any thread; blocks for microseconds.

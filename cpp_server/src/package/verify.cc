@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -19,9 +21,6 @@ namespace tessera {
 namespace {
 
 constexpr std::uint64_t kWorthThreads = 2U << 20;  // bytes
-// They stay in a core's cache from reading to hashing, and the kernel copies them at once: whoever
-// waits for the CPU waits for no longer than that.
-constexpr std::uint64_t kPieceBytes = 64U << 10;
 
 // Bytes of a content that have a hash of their own.
 struct Part {
@@ -31,11 +30,12 @@ struct Part {
   std::uint64_t bytes = 0;
   const std::string* sha256 = nullptr;
   std::span<std::byte> place;  // empty: not kept
+  bool staged = false;
 };
 
 // The chunks of a content, or all of it.
 void add_parts(std::vector<Part>& parts, const std::string& name, const Record& record,
-               const RecordInfo& listed, std::span<std::byte> place) {
+               const RecordInfo& listed, const Destination& to) {
   const bool divided = !listed.chunks.empty();
   const std::uint64_t step = divided ? kChunkBytes : record.bytes;
   std::uint64_t begin = 0;
@@ -46,7 +46,8 @@ void add_parts(std::vector<Part>& parts, const std::string& name, const Record& 
                      .offset = record.offset + begin,
                      .bytes = bytes,
                      .sha256 = divided ? &listed.chunks[i] : &listed.sha256,
-                     .place = place.empty() ? place : place.subspan(begin, bytes)});
+                     .place = to.place.empty() ? to.place : to.place.subspan(begin, bytes),
+                     .staged = to.staged});
   }
 }
 
@@ -79,47 +80,134 @@ void compare(const Records& records, const Part& part, std::uint64_t record_byte
 // Compares a part piece by piece: one thread can go on where another has stopped.
 class Comparison {
  public:
-  Comparison(const Records& records, const Part& part)
+  // `staging`, where the part goes through one, must outlive this.
+  Comparison(const Records& records, const Part& part, Staging* staging)
       : records_(records),
         part_(part),
-        scratch_(part.place.empty() ? std::min(part.bytes, kPieceBytes) : 0) {}
+        staging_(part.staged ? staging : nullptr),
+        scratch_(part.place.empty() && staging_ == nullptr ? std::min(part.bytes, kPieceBytes)
+                                                           : 0) {}
 
-  // Reads a piece; false: it was the last one, and the part has its hash.
-  bool go_on(const ReadOptions& options) {
+  // Reads a piece and gives its bytes; none: the part has been read, and has its hash.
+  std::uint64_t go_on() {
     const std::uint64_t bytes = std::min(part_.bytes - done_, kPieceBytes);
-    const auto piece =
-        part_.place.empty() ? std::span(scratch_).first(bytes) : part_.place.subspan(done_, bytes);
-    if (bytes > 0) records_.file().read_at(part_.offset + done_, piece);
-    digest_.update(piece);
-    done_ += bytes;
-    if (options.progress != nullptr) options.progress(bytes);
-    if (done_ < part_.bytes) return true;
+    if (bytes > 0) {
+      const std::span<std::byte> piece = room(bytes);
+      records_.file().read_at(part_.offset + done_, piece);
+      digest_.update(piece);
+      if (staging_ != nullptr) staging_->filled();
+      done_ += bytes;
+      return bytes;
+    }
     compare(records_, part_, records_.all().at(*part_.name).bytes, digest_.hex());
-    return false;
+    return 0;
   }
 
  private:
+  std::span<std::byte> room(std::uint64_t bytes) {
+    if (staging_ != nullptr) return staging_->room(*part_.name, part_.begin + done_, bytes);
+    return part_.place.empty() ? std::span(scratch_).first(bytes)
+                               : part_.place.subspan(done_, bytes);
+  }
+
   const Records& records_;
   const Part& part_;
+  Staging* const staging_;
   std::vector<std::byte> scratch_;
   std::uint64_t done_ = 0;
   Sha256 digest_;
 };
 
-void check_when_idle(const Records& records, const std::vector<Part>& parts,
-                     const ReadOptions& options) {
-  auto part = parts.begin();
-  std::optional<Comparison> current;
-  run_when_idle([&](const std::stop_token& stop) {
-    while (part != parts.end()) {
-      if (!current.has_value()) current.emplace(records, *part);
-      while (current->go_on(options)) {
-        if (stop.stop_requested()) return;
-      }
-      current.reset();
-      ++part;
+// The first failure in the parts' order.
+class FirstFailure {
+ public:
+  void note(std::size_t number, std::exception_ptr failure) {
+    const MutexLock lock(mutex_);
+    if (failure_ == nullptr || number < number_) {
+      number_ = number;
+      failure_ = std::move(failure);
     }
-  });
+    any_ = true;
+  }
+
+  bool any() const { return any_; }
+
+  void rethrow() {
+    const MutexLock lock(mutex_);
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+
+ private:
+  Mutex mutex_;
+  std::size_t number_ TESSERA_GUARDED_BY(mutex_) = 0;
+  std::exception_ptr failure_ TESSERA_GUARDED_BY(mutex_);
+  std::atomic<bool> any_ = false;
+};
+
+// What the threads that read have in common.
+struct Reading {
+  const Records& records;
+  const std::vector<Part>& parts;
+  const ReadOptions& options;
+  std::atomic<std::size_t> next = 0;
+  FirstFailure failure = {};
+};
+
+// One of them, which takes part after part.
+class Reader {
+ public:
+  explicit Reader(Reading& reading)
+      : reading_(reading),
+        staging_(reading.options.staging != nullptr ? reading.options.staging() : nullptr),
+        pause_(reading.options.pauses != nullptr ? reading.options.pauses() : nullptr) {}
+
+  // Until no part is left, one has failed, or `stop` is asked for: then another thread may go on.
+  void run(const std::stop_token& stop) {
+    try {
+      while (!done_) {
+        if (stop.stop_requested()) return;
+        go_on();
+      }
+    } catch (...) {
+      reading_.failure.note(at_, std::current_exception());
+      current_.reset();
+      done_ = true;
+    }
+  }
+
+ private:
+  void go_on() {
+    if (!current_.has_value()) {
+      at_ = reading_.next++;
+      if (at_ >= reading_.parts.size() || reading_.failure.any()) {
+        done_ = true;
+        if (staging_ != nullptr) staging_->finish();
+        return;
+      }
+      current_.emplace(reading_.records, reading_.parts[at_], staging_.get());
+    }
+    const std::uint64_t bytes = current_->go_on();
+    if (bytes == 0) return current_.reset();
+    if (reading_.options.progress != nullptr) reading_.options.progress(bytes);
+    if (pause_ != nullptr) pause_();
+  }
+
+  Reading& reading_;
+  const std::unique_ptr<Staging> staging_;
+  const std::function<void()> pause_;
+  std::size_t at_ = 0;
+  bool done_ = false;
+  std::optional<Comparison> current_;
+};
+
+void read_parts(Reading& reading) {
+  try {
+    Reader reader(reading);
+    if (!reading.options.when_idle) return reader.run({});
+    run_when_idle([&](const std::stop_token& stop) { reader.run(stop); });
+  } catch (...) {  // there is no memory for what it needs
+    reading.failure.note(reading.parts.size(), std::current_exception());
+  }
 }
 
 void check_sizes(const Records& records, const std::string& name, const Record& record,
@@ -159,36 +247,6 @@ void verify_headers(const Records& records, const Listed& listed) {
   }
 }
 
-namespace {
-
-// The first failure in the parts' order.
-class FirstFailure {
- public:
-  void note(std::size_t number, std::exception_ptr failure) {
-    const MutexLock lock(mutex_);
-    if (failure_ == nullptr || number < number_) {
-      number_ = number;
-      failure_ = std::move(failure);
-    }
-    any_ = true;
-  }
-
-  bool any() const { return any_; }
-
-  void rethrow() {
-    const MutexLock lock(mutex_);
-    if (failure_ != nullptr) std::rethrow_exception(failure_);
-  }
-
- private:
-  Mutex mutex_;
-  std::size_t number_ TESSERA_GUARDED_BY(mutex_) = 0;
-  std::exception_ptr failure_ TESSERA_GUARDED_BY(mutex_);
-  std::atomic<bool> any_ = false;
-};
-
-}  // namespace
-
 std::vector<std::byte> read_verified(const Records& records, const Listed& listed,
                                      const std::string& name, std::uint64_t max_bytes) {
   std::vector<std::byte> content = records.read(name, max_bytes);
@@ -211,40 +269,24 @@ void verify_records(const Records& records, const Listed& listed, const ReadOpti
     const Record& record = records.all().at(name);
     const Destination to = options.into == nullptr ? Destination() : options.into(name, record);
     if (to.known) continue;
-    add_parts(parts, name, record, info, to.place);
+    add_parts(parts, name, record, info, to);
     bytes += record.bytes;
   }
-  if (options.when_idle && options.threads == 1) {
-    check_when_idle(records, parts, options);
-    return;
-  }
-  std::atomic<std::size_t> next = 0;
-  FirstFailure failure;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < parts.size() && !failure.any(); i = next++) {
-      try {
-        Comparison comparison(records, parts[i]);
-        while (comparison.go_on(options)) {
-        }
-      } catch (...) {
-        failure.note(i, std::current_exception());
-      }
-    }
-  };
+  Reading reading{.records = records, .parts = parts, .options = options};
   {
     std::vector<std::jthread> others;
     const unsigned count = bytes < kWorthThreads ? 1
                                                  : std::clamp(std::thread::hardware_concurrency(),
                                                               1U, options.threads);
     for (unsigned i = 1; i < count; ++i) {
-      others.emplace_back([&work, i] {
+      others.emplace_back([&reading, i] {
         name_thread("verify", i);
-        work();
+        read_parts(reading);
       });
     }
-    work();
+    read_parts(reading);
   }
-  failure.rethrow();
+  reading.failure.rethrow();
 }
 
 std::string file_sha256(const Records& records, const Listed& listed, const Contents& contents,

@@ -225,10 +225,11 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
     };
     options.answering = answering();
     const std::function<bool()> others = beside ? options.answering : nullptr;
-    Pace pace(others);
     Pace copying(others, CLOCK_THREAD_CPUTIME_ID, kCopyingShare);
     if (beside) {
-      options.rest = [&pace] { pace.rest(); };
+      options.pauses = [&others] {
+        return [pace = std::make_shared<Pace>(others)] { pace->rest(); };
+      };
       options.gpu.rest = [&copying] { copying.rest(); };
     }
     options.before_opening = [&](const PackageFile& file, const std::string& manifest_sha256) {

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, Loading
-from tessera.serving.package.pace import ASIDE_NICENESS, LOAD_PART, Pace
+from tessera.serving.package.pace import ASIDE_NICENESS, Pace, load_pace
 from tessera.serving.package.signed_record import unsigned_sha256
 from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.config import ServerConfig
@@ -92,8 +92,11 @@ class PackageVersionLoader:
                 memory=None if follow else self._memory,
                 patchable=follow,
             )
-            checked = self._read(loading, progress, beside_others=beside_others)
+            reading = _Reading(loading, self._checker, progress, beside_others=beside_others)
+            checked = reading.read()
             torch.set_num_threads(1)  # of this thread; OpenMP's would spin
+            loading.open()
+            reading.read_tables()
             loading.build()
             # Calls of the model give way to others as those of inference do.
             at_priority(
@@ -130,38 +133,6 @@ class PackageVersionLoader:
             second=last.second() if overlays and set(last.devices) == {"cpu"} else None,
         )
 
-    def _read(
-        self, loading: Loading, progress: Callable[[float], None], *, beside_others: bool
-    ) -> bool:
-        """Read the package; returns whether another process has run the model."""
-        niceness = ASIDE_NICENESS if beside_others else 0
-        total = 2 * max(sum(entry.bytes for entry in loading.records.entries), 1)
-        done = 0
-
-        def add(count: int) -> None:
-            nonlocal done
-            done += count
-            progress(min(done / total, 1.0))
-
-        def read() -> None:
-            loading.records.pace = Pace(part=LOAD_PART) if beside_others else None
-            loading.read(add)
-
-        def take() -> None:
-            pace = Pace(part=LOAD_PART) if beside_others else None
-            contents.take(loading.records, loading.opening, add, pace)
-
-        if self._checker is None or loading.manifest.device != "cpu":
-            at_priority(niceness, read)
-            return False
-        manifest_sha256 = hashlib.sha256(loading.records.manifest_bytes()).hexdigest()
-        with self._checker.check(
-            loading.path, manifest_sha256, add, beside_others=beside_others
-        ) as contents:
-            at_priority(niceness, take)
-        loading.opening.offer()
-        return True
-
     def _file_hash(self, loading: Loading) -> FileHash:
         checker, path = self._checker, loading.path
         if checker is None:
@@ -176,6 +147,77 @@ class PackageVersionLoader:
     def commit_reader(self) -> CommitReader | None:
         """See `VersionLoader.commit_reader`."""
         return None if self._checker is None else self._checker.commit_reader()
+
+
+class _Reading:
+    """The steps of a load that read the file; each takes its time, and none is the package's own code.
+
+    Args:
+        loading: the load.
+        checker: see `PackageVersionLoader`.
+        progress: see `VersionLoader.load`.
+        beside_others: see `VersionLoader.load`.
+    """
+
+    def __init__(
+        self,
+        loading: Loading,
+        checker: PackageChecker | None,
+        progress: Callable[[float], None],
+        *,
+        beside_others: bool,
+    ) -> None:
+        self._loading = loading
+        self._device = loading.manifest.device
+        self._checker = checker if self._device == "cpu" else None
+        self._progress = progress
+        self._beside_others = beside_others
+        readings = 1 if self._checker is None else 2  # in the process that checks, and then from it
+        self._total = readings * max(sum(entry.bytes for entry in loading.records.entries), 1)
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def read(self) -> bool:
+        """Read the package but for tables for GPUs; returns whether another process has run the model."""
+        loading = self._loading
+        if self._checker is None:
+            self._aside(lambda: loading.read(self._add))
+            return False
+        manifest_sha256 = hashlib.sha256(loading.records.manifest_bytes()).hexdigest()
+        with self._checker.check(
+            loading.path, manifest_sha256, self._add, beside_others=self._beside_others
+        ) as contents:
+            at_priority(
+                self._niceness,
+                lambda: contents.take(loading.records, loading.opening, self._add, self._pace()),
+            )
+        loading.opening.offer()
+        return True
+
+    def read_tables(self) -> None:
+        """Read tables for GPUs, where there are some; the module is open."""
+        if not self._loading.on_host:
+            self._aside(lambda: self._loading.read_tables(self._add))
+
+    def _aside(self, read: Callable[[], None]) -> None:
+        def body() -> None:
+            self._loading.records.pace = self._pace()
+            read()
+
+        at_priority(self._niceness, body)
+
+    @property
+    def _niceness(self) -> int:
+        return ASIDE_NICENESS if self._beside_others else 0
+
+    def _pace(self) -> Pace | None:
+        """The pauses of the calling thread."""
+        return load_pace(self._device) if self._beside_others else None
+
+    def _add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            self._progress(min(self._done / self._total, 1.0))
 
 
 def check_options(config: ServerConfig) -> CheckOptions:
