@@ -51,6 +51,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.serving.bench.call_records import read_calls
 from tessera.serving.bench.fresh_calls import Calls, median_p99_ms
 from tessera.serving.bench.fresh_commits import (
     Answers,
@@ -63,7 +64,7 @@ from tessera.serving.bench.fresh_commits import (
 from tessera.serving.bench.large_package import make_large
 from tessera.serving.bench.processes import LOADER, METHOD
 from tessera.serving.bench.reload_servers import MODEL, read_requests, write_requests
-from tessera.serving.bench.reloads import load, memory_mib, read_calls
+from tessera.serving.bench.reloads import load, memory_mib
 from tessera.serving.bench.stolen import Stolen
 from tessera.serving.client import RepositoryClient
 from tessera.serving.commits.chain import LOG_FOLDER

@@ -36,12 +36,11 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tessera.serving.bench.call_records import read_runs
 from tessera.serving.bench.capacity import open_capacity
 from tessera.serving.bench.processes import LOADER, cpu_seconds
 from tessera.serving.bench.reload_servers import (
@@ -65,8 +65,6 @@ from tessera.training.bench.harness import arguments, machine, print_head, print
 IN_FLIGHT = 32
 MOST_TRIES = 6
 _MIB = 1 << 20
-_HEAD = struct.Struct("<qqIII")
-"""When a call was due, what it took, the number of its request, its status, the size of its answer."""
 SETTLED_RELOADS = 10
 SETTLE_LOOK_S = 0.5
 SETTLE_MOST_S = 60.0
@@ -130,45 +128,22 @@ def load(address: str, method: str, requests: Path, record: Path | None, *flags:
     return float(dict(zip(head.split(","), row.split(","), strict=True))["requests_per_second"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """One measured call of ``tessera-load``: times in nanoseconds of ``CLOCK_MONOTONIC``, ``code`` 0 where it was answered."""
-
-    due: int
-    took: int
-    request: int
-    code: int
-    answer: bytes
-
-
-def read_calls(record: Path) -> Iterator[Call]:
-    """The calls in a record of ``tessera-load``."""
-    content, at = record.read_bytes(), 0
-    while at < len(content):
-        due, took, request, code, size = _HEAD.unpack_from(content, at)
-        at += _HEAD.size
-        yield Call(due=due, took=took, request=request, code=code, answer=content[at : at + size])
-        at += size
-
-
 def read_phase(
     record: Path, right: Mapping[int, Sequence[Answer]], server: Reloading, stolen: float
 ) -> Phase:
     """What a record of ``tessera-load`` says; ``right`` are the right answers by request."""
-    latencies, failed, wrong = [], 0, 0
+    latencies, failed, wrong = [np.empty(0, np.float32)], 0, 0
     known: dict[tuple[int, bytes], bool] = {}  # a request has few answers, and there are millions
-    for call in read_calls(record):
-        if call.code != 0:
-            failed += 1
-            continue
-        latencies.append(call.took / 1e9)
-        key = (call.request, call.answer)
-        if key not in known:
-            known[key] = server.is_right(server.read(call.answer), right[call.request])
-        wrong += not known[key]
-    return Phase(
-        latencies_s=np.array(latencies, np.float32), failed=failed, wrong=wrong, stolen=stolen
-    )
+    for run in read_runs(record):
+        answered = run.code == 0
+        failed += int(np.count_nonzero(~answered))
+        latencies.append((run.took[answered] / 1e9).astype(np.float32))
+        for request, answer, count in run.distinct():
+            key = (request, answer)
+            if key not in known:
+                known[key] = server.is_right(server.read(answer), right[request])
+            wrong += 0 if known[key] else count
+    return Phase(latencies_s=np.concatenate(latencies), failed=failed, wrong=wrong, stolen=stolen)
 
 
 def memory_mib(pid: int, field: str = "VmRSS") -> float:
@@ -286,8 +261,8 @@ class Contender:
     def _p99_s(self, rate: float) -> float:
         self._load(self._record, "--rate", rate, "--duration-s", self._options.capacity_s)
         # A call that is refused at once has not been taken.
-        latencies = np.array(
-            [call.took / 1e9 if call.code == 0 else np.inf for call in read_calls(self._record)]
+        latencies = np.concatenate(
+            [np.where(run.code == 0, run.took / 1e9, np.inf) for run in read_runs(self._record)]
         )
         self._record.unlink()
         settle([self.server])

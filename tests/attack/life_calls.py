@@ -101,22 +101,24 @@ def call_until_told(world: World, orders, seed: int) -> None:
         world.address, options=[("grpc.max_reconnect_backoff_ms", 200)]
     ) as channel:
         call = channel.unary_unary(PREDICT)
-        told = time.monotonic()
-        while not orders.poll():
-            flight = []
-            for _ in range(IN_FLIGHT):
+        flight: collections.deque[tuple] = collections.deque()
+        told, failed = time.monotonic(), 0
+        while flight or not orders.poll():
+            while len(flight) < IN_FLIGHT and not orders.poll():
                 model, turn = draw.choice(models), draw.randrange(len(world.requests))
                 version = draw.choice(("", "", *LABELS, *map(str, world.contents[model])))
                 content = world.message(turn, model, version, str(draw.random()))
                 flight.append((turn, model, version, call.future(content, timeout=TIMEOUT_S)))
-            for asked in flight:
-                end = _end_of(world, *asked)
-                if end.startswith(REFUSED):
-                    refused.append((time.monotonic(), end))
-                else:
-                    ends[end] += 1
-            if all(future.code() is not grpc.StatusCode.OK for *_, future in flight):
+            asked = flight.popleft()
+            end = _end_of(world, *asked)
+            if end.startswith(REFUSED):
+                refused.append((time.monotonic(), end))
+            else:
+                ends[end] += 1
+            failed = 0 if asked[-1].code() is grpc.StatusCode.OK else failed + 1
+            if failed >= IN_FLIGHT:
                 time.sleep(0.05)  # nobody is there
+                failed = 0
             if time.monotonic() - told > TELL_S:
                 orders.send((ends, refused))
                 ends, refused, told = collections.Counter(), [], time.monotonic()

@@ -206,7 +206,8 @@ class RepositoryManager:
         self.publish(model)
         log = self._log.bind(model=model.name, version=str(version))
         log.info("load", path=str(path))
-        beside_others = any(True for _ in self._registry.loaded())
+        # Nobody is promised an answer before the loads of the start have ended.
+        beside_others = self._idle.is_set() and any(True for _ in self._registry.loaded())
 
         def progress(done: float) -> None:
             model.progress = done
