@@ -1,13 +1,14 @@
 """What ``tessera-load --record`` writes, read as arrays: a phase of a benchmark has millions of calls.
 
 A record has one entry after the other: when the call was due, what it took, the number of its request, its status, the
-size of its answer, and the answer.  Consecutive calls whose answers have one size are read at once (`CallRun`), as
-nearly all of a benchmark's have.
+size of its answer, and the answer.  `read_runs` gives calls whose answers have one size together, which numpy can then
+compare at once; `read_calls` gives them one by one, in their order.
 """
 
 from __future__ import annotations
 
 import mmap
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-_HEAD = (("due", "<i8"), ("took", "<i8"), ("request", "<u4"), ("code", "<u4"), ("size", "<u4"))
-_HEAD_BYTES = np.dtype(list(_HEAD)).itemsize
+_HEAD = struct.Struct("<qqIII")
+_FIELDS = (("due", "<i8"), ("took", "<i8"), ("request", "<u4"), ("code", "<u4"), ("size", "<u4"))
+_SIZE = struct.Struct("<I")
+_SIZE_AT = _HEAD.size - _SIZE.size
 _MOST_CALLS = 1 << 16
-"""In one run, which bounds what a record takes of memory, and what is looked at in vain where sizes differ."""
+"""That are looked at together, which bounds the memory that a record takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRun:
-    """``n`` measured calls, one after the other, whose answers have ``a`` bytes each.
+    """``n`` measured calls whose answers have ``a`` bytes each.
 
     Attributes:
         due: when each was due, ``[n]`` int64, nanoseconds of ``CLOCK_MONOTONIC``.
@@ -38,6 +41,16 @@ class CallRun:
     request: npt.NDArray[np.uint32]
     code: npt.NDArray[np.uint32]
     answers: npt.NDArray[np.uint8]
+
+    def where(self, chosen: npt.NDArray[np.bool_], answer_bytes: int) -> CallRun:
+        """The calls where ``chosen`` ``[n]`` says so, of whose answers only the first bytes are kept."""
+        return CallRun(
+            due=self.due[chosen],
+            took=self.took[chosen],
+            request=self.request[chosen],
+            code=self.code[chosen],
+            answers=self.answers[chosen, :answer_bytes],
+        )
 
     def distinct(self) -> Iterator[tuple[int, bytes, int]]:
         """Each request and answer of the calls that were answered, and how often the one had the other."""
@@ -60,34 +73,46 @@ def read_runs(record: Path) -> Iterator[CallRun]:
         return
     with (
         record.open("rb") as stream,
-        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as all_,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
         at = 0
-        while at < len(all_):
-            calls = _run_at(all_, at)
-            if calls is None:
-                raise ValueError(f"{record}: it is cut short after {at} bytes")
-            at += calls.nbytes
-            yield CallRun(
-                due=calls["due"],
-                took=calls["took"],
-                request=calls["request"],
-                code=calls["code"],
-                answers=calls["answer"],
-            )
+        while at < len(content):
+            begin = at
+            offsets: list[int] = []
+            sizes: list[int] = []
+            while at < len(content) and len(offsets) < _MOST_CALLS:
+                offsets.append(at - begin)
+                sizes.append(_answer_bytes(record, content, at))
+                at += _HEAD.size + sizes[-1]
+            # A copy: the map cannot end while an array refers to it.
+            yield from _alike(content[begin:at], np.array(offsets), np.array(sizes))
 
 
-def _run_at(content: mmap.mmap, at: int) -> npt.NDArray[np.void] | None:
-    """The calls from byte ``at`` on that are alike, a copy; None: not even one is whole."""
-    size = int.from_bytes(content[at + _HEAD_BYTES - 4 : at + _HEAD_BYTES], "little")
-    dtype = np.dtype([*_HEAD, ("answer", "u1", (size,))])
-    whole = (len(content) - at) // dtype.itemsize
-    if len(content) - at < _HEAD_BYTES or whole == 0:
-        return None
-    calls = np.frombuffer(content[at : at + min(whole, _MOST_CALLS) * dtype.itemsize], dtype)
-    other = np.flatnonzero(calls["size"] != size)
-    found: npt.NDArray[np.void] = calls[: other[0]] if len(other) else calls
-    return found
+def _answer_bytes(record: Path, content: mmap.mmap, at: int) -> int:
+    """The bytes of the answer of the call at byte ``at``, which must be there as a whole."""
+    size = 0
+    if whole := at + _HEAD.size <= len(content):
+        (size,) = _SIZE.unpack_from(content, at + _SIZE_AT)
+    if not whole or at + _HEAD.size + size > len(content):
+        raise ValueError(f"{record}: it is cut short after {at} bytes")
+    return size
+
+
+def _alike(
+    content: bytes, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> Iterator[CallRun]:
+    whole = np.frombuffer(content, np.uint8)
+    for size in np.unique(sizes):
+        dtype = np.dtype([*_FIELDS, ("answer", "u1", (int(size),))])
+        places = offsets[sizes == size][:, None] + np.arange(dtype.itemsize)
+        calls = whole[places].view(dtype)[:, 0]
+        yield CallRun(
+            due=calls["due"],
+            took=calls["took"],
+            request=calls["request"],
+            code=calls["code"],
+            answers=calls["answer"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +127,18 @@ class Call:
 
 
 def read_calls(record: Path) -> Iterator[Call]:
-    """The same, call by call.
+    """The calls in a record of ``tessera-load``, one after the other.
 
     Raises:
         ValueError: it is cut short.
     """
-    for run in read_runs(record):
-        for due, took, request, code, answer in zip(
-            *(each.tolist() for each in (run.due, run.took, run.request, run.code)),
-            run.answers,
-            strict=True,
-        ):
-            yield Call(due=due, took=took, request=request, code=code, answer=answer.tobytes())
+    content, at = record.read_bytes(), 0
+    while at < len(content):
+        if at + _HEAD.size > len(content):
+            raise ValueError(f"{record}: it is cut short after {at} bytes")
+        due, took, request, code, size = _HEAD.unpack_from(content, at)
+        at += _HEAD.size
+        if at + size > len(content):
+            raise ValueError(f"{record}: it is cut short after {at} bytes")
+        yield Call(due=due, took=took, request=request, code=code, answer=content[at : at + size])
+        at += size

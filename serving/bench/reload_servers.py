@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 
 from tessera.durable import replacing
+from tessera.serving.bench.call_records import CallRun
 from tessera.serving.bench.large_package import make_large
 from tessera.serving.bench.processes import LOADER, METHOD
 from tessera.serving.client import (
@@ -45,6 +46,9 @@ _PROGRAMS = {
 _START_S = 300.0
 TOLERANCE = 1e-6
 """By how much a score of a peer or of a GPU may differ from the one that it gave to the same request alone."""
+
+_TIMINGS = pb.PredictionResponse(timings=pb.StageTimings()).SerializeToString()[:-1]
+"""What begins the timings of an answer, before their size."""
 
 Answer = tuple[str, bytes]
 """The version that an answer names, and its scores' bytes."""
@@ -130,6 +134,10 @@ class Reloading(ABC):
     def read(self, answer: bytes) -> Answer:
         """What an answer holds."""
 
+    def told(self, run: CallRun) -> Iterator[CallRun]:
+        """The calls of ``run``, with answers that `read` takes and that are the same where the same was told."""
+        yield run
+
     def is_right(self, answer: Answer, right: Sequence[Answer]) -> bool:
         """Whether it is one of the ``right`` ones, bit by bit."""
         return answer in right
@@ -205,6 +213,20 @@ class ReloadingServer(Reloading):
         scores = np.array(found.predictions["default"].data, np.float32)
         return found.model_version, scores.tobytes()
 
+    def told(self, run: CallRun) -> Iterator[CallRun]:
+        """See `Reloading`: without the timings, which differ from call to call and come last."""
+        answers, size = run.answers, run.answers.shape[1]
+        answered = np.flatnonzero(run.code == 0)
+        told = _without_timings(answers[answered[0]].tobytes()) if len(answered) else size
+        if told + len(_TIMINGS) < size:
+            tag = np.frombuffer(_TIMINGS, np.uint8)
+            rest = answers[:, told + len(tag)]  # how many bytes the timings have, if they are few
+            alike = (answers[:, told : told + len(tag)] == tag).all(1)
+            alike &= rest == size - told - len(tag) - 1
+            yield run.where(alike, told)
+            run = run.where(~alike, size)
+        yield run
+
     def is_right(self, answer: Answer, right: Sequence[Answer]) -> bool:
         """Whether it is what the version that it names gave before: bit by bit, or on a GPU up to `TOLERANCE`."""
         return answer in right or (not self._bits and _close(answer, right))
@@ -266,6 +288,13 @@ class ReloadingPeer(Reloading):
     def is_right(self, answer: Answer, right: Sequence[Answer]) -> bool:
         """Whether its scores are those of either file, up to `TOLERANCE`."""
         return answer in right or _close(answer, right)
+
+
+def _without_timings(answer: bytes) -> int:
+    """How many bytes the answer of one of ours has beside its timings."""
+    found = pb.PredictionResponse.FromString(answer)
+    found.ClearField("timings")
+    return found.ByteSize()
 
 
 def _close(answer: Answer, right: Sequence[Answer]) -> bool:

@@ -138,7 +138,9 @@ def read_phase(
         answered = run.code == 0
         failed += int(np.count_nonzero(~answered))
         latencies.append((run.took[answered] / 1e9).astype(np.float32))
-        for request, answer, count in run.distinct():
+        for request, answer, count in (
+            each for part in server.told(run) for each in part.distinct()
+        ):
             key = (request, answer)
             if key not in known:
                 known[key] = server.is_right(server.read(answer), right[request])

@@ -26,7 +26,7 @@ namespace tessera {
 
 class DeviceTables {
  public:
-  // Of each copy of the model, the device of each shard.
+  // For each copy of the model, the device of each shard.
   using Placements = std::vector<std::vector<at::Device>>;
 
   // `records`, of which verify_headers has passed, and `listed` must outlive this. `options` say
