@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <map>
 #include <random>
 #include <stdexcept>
 #include <stop_token>
+#include <utility>
 
 #include "common/flags.h"
 #include "package/manifest.h"
@@ -237,14 +239,26 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
     return {.place = kept[name]};
   };
   for (const bool when_idle : {false, true}) {
-    kept.clear();
-    std::uint64_t compared = 0;
-    verify_records(records, manifest.records,
-                   {.into = into, .when_idle = when_idle, .progress = [&](std::uint64_t bytes) {
-                      compared += bytes;
-                    }});
-    EXPECT_EQ(text_of(kept.at("data/0")), large);
-    EXPECT_EQ(compared, large.size() + 5);
+    for (const unsigned threads : {1U, 4U}) {
+      kept.clear();
+      std::atomic<std::uint64_t> compared = 0;
+      std::atomic<unsigned> paused = 0;
+      verify_records(records, manifest.records,
+                     {.into = into,
+                      .threads = threads,
+                      .when_idle = when_idle,
+                      .progress = [&](std::uint64_t bytes) { compared += bytes; },
+                      .pauses =
+                          [&] {
+                            return [&, mine = false]() mutable {
+                              if (!std::exchange(mine, true)) ++paused;
+                            };
+                          }});
+      EXPECT_EQ(text_of(kept.at("data/0")), large);
+      EXPECT_EQ(compared, large.size() + 5);
+      EXPECT_GE(paused, 1U);
+      EXPECT_LE(paused, threads);
+    }
   }
 
   // From memory, from the file, and from both.
@@ -266,9 +280,10 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
   write(bad);
   const PackageFile other(path);
   const Records others(other);
-  for (const bool when_idle : {false, true}) {
+  for (const auto& [when_idle, threads] :
+       {std::pair(false, 1U), std::pair(true, 1U), std::pair(false, 4U), std::pair(true, 4U)}) {
     try {
-      verify_records(others, manifest.records, {.when_idle = when_idle});
+      verify_records(others, manifest.records, {.threads = threads, .when_idle = when_idle});
       FAIL() << "a changed chunk was not found";
     } catch (const PackageError& error) {
       // The first, whichever thread is faster.

@@ -1,5 +1,6 @@
 // Records found in a module that torch has opened, and changed there: on the host, and by the way
 // that GPUs take.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>

@@ -15,7 +15,7 @@ from tessera.serving.server.repository.manager import RepositoryManager
 from tessera.serving.server.repository.version_loader import PackageVersionLoader
 from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
-from tests.repository.server_repository import put
+from tests.repository.server_repository import put, wait_until
 
 
 class Watched(PackageVersionLoader):
@@ -57,8 +57,7 @@ def test_loads_stand_back_once_all_of_the_start_have_ended(tmp_path, package):
             await manager.start()
             assert sorted(loader.loads) == [("a", "1", False), ("b", "1", False)]
             put(package, tmp_path / "a", 2)
-            while set(manager.models["a"].live) != {2}:
-                await asyncio.sleep(0.02)
+            await asyncio.to_thread(wait_until, lambda: set(manager.models["a"].live) == {2})
             assert loader.loads[2:] == [("a", "2", True)]
         finally:
             await manager.close()

@@ -145,12 +145,7 @@ class DeviceTables::DeviceStaging final : public Staging {
     // session may be recording on one.
     constexpr int kPriority = -1;
     const c10::impl::VirtualGuardImpl devices(device.type());
-    const c10::Stream stream = devices.getNewStream(device, kPriority);
-    // The memory may be that of what this thread's stream has not done yet.
-    c10::Event allocated(device.type());
-    allocated.record(devices.getStream(device));
-    allocated.block(stream);
-    return streams_.emplace(device.index(), stream).first->second;
+    return streams_.emplace(device.index(), devices.getNewStream(device, kPriority)).first->second;
   }
 
   void wait() {
