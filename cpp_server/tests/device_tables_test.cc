@@ -204,7 +204,9 @@ TEST_F(DeviceTablesTest, RefusesAChangedChunk) {
                   std::string::npos);
       }
       EXPECT_THROW(tables.on("data/5", device), std::out_of_range);
-      // Records that are none of the tables are not looked at.
+      // So it is where no shard has it, and not where it is none of the tables.
+      DeviceTables unplaced(records, all, {{device}}, {});
+      EXPECT_THROW(unplaced.read({{"data/5", {0}}, {"data/7", {}}}), PackageError);
       DeviceTables others(records, all, {{device}}, {});
       others.read({{"data/5", {0}}});
       EXPECT_EQ(text_of(others.on("data/5", device)), contents.at("data/5"));

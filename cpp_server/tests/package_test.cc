@@ -154,14 +154,6 @@ TEST_F(PackageTest, SaysWhatAPathIs) {
   }
 }
 
-TEST_F(PackageTest, NoticesThatItsFileChanged) {
-  write(test::zip(kTwo));
-  const PackageFile file(path);
-  file.check_unchanged();
-  write("something else");
-  EXPECT_THROW(file.check_unchanged(), PackageError);
-}
-
 TEST(Sha256Test, GivesThePublishedDigests) {  // FIPS 180-2, appendix B
   Sha256 empty;
   EXPECT_EQ(empty.hex(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");

@@ -202,8 +202,9 @@ void DeviceTables::read(const std::map<std::string, std::set<std::size_t>>& shar
     const Tables unread = make_room(shards_of);
     ReadOptions options = options_;
     options.into = [&](const std::string& name, const Record& /*record*/) -> Destination {
-      const bool missing = unread.contains(name);
-      return {.known = !missing, .staged = missing};
+      if (unread.contains(name)) return {.staged = true};
+      const auto found = shards_of.find(name);
+      return {.known = found == shards_of.end() || !found->second.empty()};
     };
     options.staging = [&] { return std::make_unique<DeviceStaging>(unread); };
     verify_records(records_, listed_, options);

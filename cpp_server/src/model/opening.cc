@@ -192,6 +192,12 @@ torch::jit::Module Opening::module(RecordPlaces* places) const {
   return std::move(opened.module);
 }
 
+std::set<std::string> Opening::tables() const {
+  std::set<std::string> names;
+  for (const auto& [name, table] : kept_->tables) names.insert(name);
+  return names;
+}
+
 std::map<std::string, std::uint64_t> Opening::record_bytes() const {
   std::map<std::string, std::uint64_t> bytes;
   for (const auto& [name, record] : records_.all()) bytes[name] = record.bytes;

@@ -65,6 +65,9 @@ class Opening {
   // The archive whose records these are.
   const Records& records() const { return records_; }
 
+  // The records that are large tables.
+  std::set<std::string> tables() const;
+
   // Where a module has a large table.
   struct TablePlace {
     std::string name;  // qualified, within the whole module

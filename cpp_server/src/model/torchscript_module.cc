@@ -72,6 +72,8 @@ torch::jit::Module load(const Opening& opening, const std::vector<at::Device>& d
                         const std::function<void()>& rest) {
   Opening::Opened opened = opening.opened();
   std::map<std::string, std::set<std::size_t>> shards;
+  // A file is whole or not served, also where the module has no place for a table.
+  for (const std::string& record : opening.tables()) shards.try_emplace(record);
   for (const Opening::TablePlace& place : opened.tables) {
     shards[place.record].insert(shard_of(place.name));
   }

@@ -67,10 +67,6 @@ void check_names(const Records& records) {
   }
 }
 
-bool is_parsed(std::string_view name) {
-  return name == kDataRecord || name == kConstantsRecord || name.starts_with(kCodeFolder);
-}
-
 void check_contents(const Records& records, const ParsedContents& contents,
                     const std::set<std::string>& allow_ops) {
   for (const auto& [name, content] : contents) {

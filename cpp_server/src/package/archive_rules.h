@@ -15,14 +15,11 @@
 
 namespace tessera {
 
-// Contents that torch parses, by the record's name.
+// Contents by the record's name.
 using ParsedContents = std::map<std::string, std::vector<std::byte>>;
 
 // Refuses records that packages do not have.
 void check_names(const Records& records);
-
-// Whether torch parses a record: a pickle or a source.
-bool is_parsed(std::string_view name);
 
 // Refuses what torch would run while it opens the archive, or read past a storage's end. Of
 // `contents`, which were compared with their hashes, those are looked at that torch parses.

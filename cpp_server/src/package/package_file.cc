@@ -74,12 +74,4 @@ MappedFile PackageFile::mapped() const {
   return {.content = {static_cast<std::byte*>(begin), size_}, .owner = owner};
 }
 
-void PackageFile::check_unchanged() const {
-  struct stat status {};
-  if (::fstat(descriptor_, &status) != 0 || modified_ns(status) != modified_ns_ ||
-      static_cast<std::uint64_t>(status.st_size) != size_) {
-    throw PackageError(path_, "was changed while it was being loaded; load it again");
-  }
-}
-
 }  // namespace tessera

@@ -41,9 +41,6 @@ class PackageFile {
   // All of it; pages are read when they are looked at.
   MappedFile mapped() const;
 
-  // Throws if the file was written to since it was opened.
-  void check_unchanged() const;
-
  private:
   std::string path_;
   int descriptor_ = -1;
