@@ -7,6 +7,7 @@ compare at once; `read_calls` gives them one by one, in their order.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import struct
 from collections.abc import Iterator
@@ -18,8 +19,6 @@ import numpy.typing as npt
 
 _HEAD = struct.Struct("<qqIII")
 _FIELDS = (("due", "<i8"), ("took", "<i8"), ("request", "<u4"), ("code", "<u4"), ("size", "<u4"))
-_SIZE = struct.Struct("<I")
-_SIZE_AT = _HEAD.size - _SIZE.size
 _MOST_CALLS = 1 << 16
 """That are looked at together, which bounds the memory that a record takes."""
 
@@ -29,14 +28,12 @@ class CallRun:
     """``n`` measured calls whose answers have ``a`` bytes each.
 
     Attributes:
-        due: when each was due, ``[n]`` int64, nanoseconds of ``CLOCK_MONOTONIC``.
-        took: what it took from then on, ``[n]`` int64, nanoseconds.
+        took: what each took from when it was due, ``[n]`` int64, nanoseconds.
         request: the number of its request, ``[n]`` uint32.
         code: gRPC's status, 0 where it was answered, ``[n]`` uint32.
         answers: ``[n, a]`` uint8.
     """
 
-    due: npt.NDArray[np.int64]
     took: npt.NDArray[np.int64]
     request: npt.NDArray[np.uint32]
     code: npt.NDArray[np.uint32]
@@ -45,7 +42,6 @@ class CallRun:
     def where(self, chosen: npt.NDArray[np.bool_], answer_bytes: int) -> CallRun:
         """The calls where ``chosen`` ``[n]`` says so, of whose answers only the first bytes are kept."""
         return CallRun(
-            due=self.due[chosen],
             took=self.took[chosen],
             request=self.request[chosen],
             code=self.code[chosen],
@@ -75,27 +71,24 @@ def read_runs(record: Path) -> Iterator[CallRun]:
         record.open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
-        at = 0
-        while at < len(content):
-            begin = at
-            offsets: list[int] = []
-            sizes: list[int] = []
-            while at < len(content) and len(offsets) < _MOST_CALLS:
-                offsets.append(at - begin)
-                sizes.append(_answer_bytes(record, content, at))
-                at += _HEAD.size + sizes[-1]
+        entries = _entries(record, content)
+        while found := list(itertools.islice(entries, _MOST_CALLS)):
+            offsets, sizes = np.array(found).T
+            end = int(offsets[-1] + _HEAD.size + sizes[-1])
             # A copy: the map cannot end while an array refers to it.
-            yield from _alike(content[begin:at], np.array(offsets), np.array(sizes))
+            yield from _alike(content[offsets[0] : end], offsets - offsets[0], sizes)
 
 
-def _answer_bytes(record: Path, content: mmap.mmap, at: int) -> int:
-    """The bytes of the answer of the call at byte ``at``, which must be there as a whole."""
-    size = 0
-    if whole := at + _HEAD.size <= len(content):
-        (size,) = _SIZE.unpack_from(content, at + _SIZE_AT)
-    if not whole or at + _HEAD.size + size > len(content):
-        raise ValueError(f"{record}: it is cut short after {at} bytes")
-    return size
+def _entries(record: Path, content: bytes | mmap.mmap) -> Iterator[tuple[int, int]]:
+    """Where each call begins in the content of ``record``, and how many bytes its answer has."""
+    at = 0
+    while at < len(content):
+        end = at + _HEAD.size
+        size = _HEAD.unpack_from(content, at)[-1] if end <= len(content) else 0
+        if end + size > len(content):
+            raise ValueError(f"{record}: it is cut short after {at} bytes")
+        yield at, size
+        at = end + size
 
 
 def _alike(
@@ -107,7 +100,6 @@ def _alike(
         places = offsets[sizes == size][:, None] + np.arange(dtype.itemsize)
         calls = whole[places].view(dtype)[:, 0]
         yield CallRun(
-            due=calls["due"],
             took=calls["took"],
             request=calls["request"],
             code=calls["code"],
@@ -132,13 +124,9 @@ def read_calls(record: Path) -> Iterator[Call]:
     Raises:
         ValueError: it is cut short.
     """
-    content, at = record.read_bytes(), 0
-    while at < len(content):
-        if at + _HEAD.size > len(content):
-            raise ValueError(f"{record}: it is cut short after {at} bytes")
-        due, took, request, code, size = _HEAD.unpack_from(content, at)
-        at += _HEAD.size
-        if at + size > len(content):
-            raise ValueError(f"{record}: it is cut short after {at} bytes")
-        yield Call(due=due, took=took, request=request, code=code, answer=content[at : at + size])
-        at += size
+    content = record.read_bytes()
+    for at, size in _entries(record, content):
+        due, took, request, code, _ = _HEAD.unpack_from(content, at)
+        begin = at + _HEAD.size
+        answer = content[begin : begin + size]
+        yield Call(due=due, took=took, request=request, code=code, answer=answer)

@@ -103,12 +103,14 @@ def call_until_told(world: World, orders, seed: int) -> None:
         call = channel.unary_unary(PREDICT)
         flight: collections.deque[tuple] = collections.deque()
         told, failed = time.monotonic(), 0
-        while flight or not orders.poll():
+        while True:
             while len(flight) < IN_FLIGHT and not orders.poll():
                 model, turn = draw.choice(models), draw.randrange(len(world.requests))
                 version = draw.choice(("", "", *LABELS, *map(str, world.contents[model])))
                 content = world.message(turn, model, version, str(draw.random()))
                 flight.append((turn, model, version, call.future(content, timeout=TIMEOUT_S)))
+            if not flight:
+                break
             asked = flight.popleft()
             end = _end_of(world, *asked)
             if end.startswith(REFUSED):

@@ -43,7 +43,7 @@ def test_runs_have_each_call_once(tmp_path, monkeypatch, sizes, most):
     runs = list(read_runs(record))
     times = np.concatenate([run.took for run in runs]).tolist()
     assert sorted(times) == sorted(call[1] for call in calls)
-    assert max(len(run.due) for run in runs) <= most
+    assert max(len(run.took) for run in runs) <= most
     counted = Counter()
     for run in runs:
         for request, answer, count in run.distinct():

@@ -7,10 +7,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
 #include <array>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 

@@ -36,8 +36,8 @@ class DeviceTables {
 
   // Reads tables, by their record, each to the devices that its shards have in all copies of the
   // model, or to none where it has no shards: then it is compared. Only the first call does so.
-  // Throws PackageError, and what torch throws where a device
-  // has no memory left; then there are none.
+  // Throws PackageError, and what torch throws where a device has no memory left; then there are
+  // none.
   void read(const std::map<std::string, std::set<std::size_t>>& shards_of);
 
   // A table that was read, [bytes] uint8, on one of its devices.

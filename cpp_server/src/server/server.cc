@@ -30,8 +30,8 @@ constexpr Duration kQuiet = std::chrono::milliseconds(50);
 constexpr int kQuietTries = 20;
 // The part of --max-inflight-bytes that bodies over HTTP may take beside it while they come.
 constexpr std::int64_t kBodiesShare = 4;
-// Copying tables to a GPU has a part of a load's share, as batches wait for pieces that are being
-// copied.
+// Copying what torch has opened on the host to a GPU has a part of a load's share, as batches wait
+// for pieces that are being copied.
 constexpr double kCopyingShare = 1.0 / 3;
 // What clients may take to read the last answers and to close their connections.
 constexpr Duration kFlush = std::chrono::seconds(1);
