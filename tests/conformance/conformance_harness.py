@@ -153,6 +153,10 @@ class Server:
             time.sleep(pause)
             pause = min(1.3 * pause, 0.1)
 
+    def settle(self):
+        """Until every batch is counted: the C++ server counts a batch after its answers are on their way."""
+        self.wait_for(lambda: self.value("tessera_inflight_batches") == 0)
+
 
 class GivenServer(Server):
     """One that somebody else has started and will stop."""

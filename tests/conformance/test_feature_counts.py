@@ -213,7 +213,7 @@ def test_features_that_samples_share_count_once(server, run, package):
 
 def counted_once(server):
     """Whether the model looks shared features up once, as the ids' own counter has it."""
-    server.wait_for(lambda: server.value("tessera_ids_total", model="m") > 0)
+    server.settle()
     return server.value("tessera_ids_total", model="m") == 3 + 4
 
 

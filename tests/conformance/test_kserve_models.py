@@ -158,6 +158,7 @@ def statistics(server, name):
 
 
 def test_statistics_count_both_protocols(server, drawn):
+    server.settle()
     before = statistics(server, "second")
     began_ms = time.time_ns() // 1_000_000
     server.predict(drawn.samples(3, model="second"))

@@ -56,9 +56,10 @@ def test_shared_features_may_be_strings(server, drawn, schema):
 def test_strings_are_counted_as_ids(server, drawn, schema):
     _, strings = in_both_forms(drawn.samples(5), schema)
     count = len(strings.id_list_features.values_bytes)
+    server.settle()
     before = server.value("tessera_ids_total", model="ranker")
     server.predict(strings)
-    server.wait_for(lambda: server.value("tessera_ids_total", model="ranker") >= before + count)
+    server.settle()
     assert server.value("tessera_ids_total", model="ranker") == before + count
 
 

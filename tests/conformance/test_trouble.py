@@ -153,10 +153,12 @@ def test_out_of_range_ids_under_clamp_and_hash_are_served_and_counted(server, dr
     # Feature "region" clamps to 50 rows and "tag" hashes into 64; the last one takes any id.
     message.id_list_features.lengths = i32([0, 0, 0, 0, 3, 2, 1])
     message.id_list_features.values_int64 = i64([-1, 49, 50, 64, 0, 10**12])
+    server.settle()
     before = server.value("tessera_out_of_range_ids_total", model="ranker")
     ids = server.value("tessera_ids_total", model="ranker")
     server.predict(message)
-    server.wait_for(lambda: server.value("tessera_ids_total", model="ranker") == ids + 6)
+    server.settle()
+    assert server.value("tessera_ids_total", model="ranker") == ids + 6
     assert server.value("tessera_out_of_range_ids_total", model="ranker") == before + 3
 
 

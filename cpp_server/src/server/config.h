@@ -50,7 +50,9 @@ struct ServerConfig {
   int workers = 0;        // of each device; 0: see plan_workers
   std::vector<int> gpus;  // for packages made for GPUs; empty: every one
   int threads_per_worker = 1;
-  int worker_niceness = 5;  // nice levels behind the threads of the network
+  // Nice levels of workers behind the threads of the network. A worker that is busy all the time
+  // and weighs less than other threads is left waiting behind one of them, while another CPU idles.
+  int worker_niceness = 0;
   int max_message_bytes = 64 * 1024 * 1024;
   std::int64_t max_inflight_bytes = std::int64_t{1} << 30;  // of all models together
   int max_http_connections = 128;
