@@ -1,6 +1,7 @@
 // How long work beside answering pauses.
 #include "common/pace.h"
 #include "common/cpus.h"
+#include "common/short_slices.h"
 #include "common/stand_aside.h"
 #include "csrc/idle_thread.h"
 #include "csrc/pauses.h"
@@ -134,6 +135,23 @@ TEST(PaceTest, AThreadStandsAsideAndItsOwnThreadsDo) {
   }).join();
   EXPECT_GE(own, kAsideNiceness);
   EXPECT_EQ(later, own);
+}
+
+TEST(PaceTest, AThreadTakesShortSlicesAndKeepsItsPriority) {
+  if (scheduling_attributes().runtime == 0) {
+    GTEST_SKIP() << "the kernel knows no slices of threads";
+  }
+  SchedulingAttributes found;
+  std::thread([&] {
+    stand_aside();
+    EXPECT_NE(scheduling_attributes().runtime, kShortSlice);
+    take_short_slices();
+    found = scheduling_attributes();
+  }).join();
+  EXPECT_EQ(found.runtime, kShortSlice);
+  EXPECT_EQ(found.policy, static_cast<std::uint32_t>(SCHED_OTHER));
+  EXPECT_GE(found.nice, kAsideNiceness);
+  EXPECT_NE(scheduling_attributes().runtime, kShortSlice);  // of that thread alone
 }
 
 TEST(PaceTest, WorkIsDoneWhereTheSystemGivesNoThread) {

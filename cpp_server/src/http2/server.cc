@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/short_slices.h"
 #include "common/thread_name.h"
 #include "http2/connection.h"
 #include "http2/spare_descriptor.h"
@@ -72,6 +73,7 @@ class Server::Thread final : private ConnectionOwner, private EventLoop::Deferre
     loop_.schedule(sweep_, loop_.now() + kSweepEvery);
     thread_ = std::jthread([this, index] {
       name_thread("grpc-loop", index);
+      take_short_slices();
       loop_.run();
     });
   }
