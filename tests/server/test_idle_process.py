@@ -32,14 +32,15 @@ def test_the_work_is_done_once_by_a_process_of_that_class():
         def body():
             tell()
             return 3
-        status = run_when_idle(body)
+        status = run_when_idle(body, Patience(share=0.0))
         """
     ) == ["idle", "3"]
 
 
 def test_the_process_that_asks_begins_again_where_the_other_has_no_cpu():
-    # One that sleeps has none, as one that waits for a CPU; it never ends by itself.
-    assert told_by(
+    # One that sleeps has none, as one that waits for a CPU; it never ends by itself.  Where CPUs are busy all the
+    # time it has none to tell of itself with either.
+    *before, kind, status = told_by(
         """
         def body():
             tell()
@@ -48,7 +49,9 @@ def test_the_process_that_asks_begins_again_where_the_other_has_no_cpu():
             return 4
         status = run_when_idle(body, Patience(0.5, 0.2))
         """
-    ) == ["idle", "other", "4"]
+    )
+    assert before in (["idle"], [])
+    assert (kind, status) == ("other", "4")
 
 
 def test_work_that_has_enough_is_left_where_it_is():
@@ -57,7 +60,7 @@ def test_work_that_has_enough_is_left_where_it_is():
         def body():
             tell()
             begin = time.process_time()
-            while time.process_time() - begin < 0.1:
+            while time.process_time() - begin < 0.03:
                 pass
             return 0
         status = run_when_idle(body, Patience(0, 0.01))
@@ -71,6 +74,6 @@ def test_a_process_that_ends_by_a_signal_is_not_begun_again():
         def body():
             tell()
             os.kill(os.getpid(), signal.SIGKILL)
-        status = run_when_idle(body)
+        status = run_when_idle(body, Patience(share=0.0))
         """
     ) == ["idle", "137"]
