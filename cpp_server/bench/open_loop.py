@@ -1,6 +1,6 @@
 """Latency of tessera-server in an open loop under several settings of it, measured in turn in one run.
 
-    python cpp_server/bench/open_loop.py --flags '--worker-niceness 5' --flags '--worker-niceness 0' --rates 45000,70000
+    python cpp_server/bench/open_loop.py --flags='--worker-niceness 5' --flags='--worker-niceness 0' --rates 45000,70000
 
 The model is the DLRM of the forward benchmark: 13 dense features, 26 int8 tables, D=64; one sample a request, one id
 a bag.  A server is started anew for each turn, as the kernel's choice of CPUs for its threads is a part of what is
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 import tempfile
 from functools import partial
@@ -24,7 +25,6 @@ from tessera.serving.bench.processes import (
     WARM_UP_S,
     Load,
     Measurement,
-    halves,
     measure,
     tessera_load,
 )
@@ -56,7 +56,7 @@ def waited_s(pid: int) -> float:
 def turn(package: Path, flags: str, rate: float, seconds: float) -> Turn:
     """One turn of a server with ``flags``."""
     with ServerProcess(["--model", str(package), *flags.split()], [str(SERVER)]) as server:
-        client = partial(tessera_load, package, halves()[1])
+        client = partial(tessera_load, package, sorted(os.sched_getaffinity(0)))
         before = waited_s(server.process.pid)
         calls = measure(server, client, Load(in_flight=0, connections=1, rate=rate), seconds)
         waits = (waited_s(server.process.pid) - before) / (seconds + WARM_UP_S)
