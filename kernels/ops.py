@@ -107,6 +107,11 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     Reads ``bytes`` bytes (uint8) of an open file from ``offset``, on a thread that runs while CPUs have nothing else to do,
     or on the calling one where they always have, with pauses so that it uses ``share`` of one CPU at most.  Raises
     ``RuntimeError`` where the file ends before.  No graph of a package may call it.  CPU only.
+``page_marks(memory [bytes]) -> [pages] int16``, ``take_back_pages(memory [bytes], marks) -> bool``
+    Of memory (uint8) that begins where a page of 4,096 bytes does, and is to be left to the system (``MADV_FREE``): a byte of each page
+    that tells whether the page is still there.  The second takes the memory back from the system by writing to each page,
+    the last one as a whole, and says whether it has all of its content.  Both pause between pieces of 4 MiB.  No graph of a
+    package may call them.  CPU only.
 ``table_batch(dense, dense_present, ids, ids_present, list_..., first, rows, weighted)``
     Rows ``first`` to ``first + rows - 1`` of a table's columns as a batch, ``B = rows``: dense values ``[B, D]``
     (NaN where missing), lengths ``[F * B]`` int32 and ids ``[N]`` int64 feature after feature (those of one

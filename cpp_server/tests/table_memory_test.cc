@@ -1,6 +1,7 @@
-// Memory of large tables: it is aligned, shared by content, used again, and goes back to the
-// system.
+// Memory of large tables: it is aligned, shared by content, found again, used again, and goes back
+// to the system.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,10 +9,12 @@
 #include <cstdint>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "csrc/page_marks.h"
 #include "package/table_memory.h"
 
 namespace tessera {
@@ -138,16 +141,150 @@ TEST(SpareMemoryTest, ThreadsTakeAndKeepAtOnce) {
 }
 
 TEST(TableStoreTest, FindsATableByItsContentWhileSomebodyHasIt) {
-  TableStore store;
-  auto table = std::make_shared<TableMemory>(2 * kMiB);
+  SpareMemory nothing_is_kept(0s);
+  TableStore store(nothing_is_kept);
+  auto table = std::make_shared<TableMemory>(2 * kMiB, nothing_is_kept);
   const RecordInfo whole{.sha256 = "aa", .bytes = 2 * kMiB, .crc32 = 1, .chunks = {}};
   RecordInfo shorter = whole;
   shorter.bytes -= 1;
-  store.add(whole, table);
-  EXPECT_EQ(store.find(whole), table);
-  EXPECT_EQ(store.find(shorter), nullptr);
+  store.add(whole, "file", table);
+  EXPECT_EQ(store.find(whole, "file"), table);
+  EXPECT_EQ(store.find(shorter, "file"), nullptr);
   table.reset();
-  EXPECT_EQ(store.find(whole), nullptr);
+  EXPECT_EQ(store.find(whole, "file"), nullptr);
+}
+
+RecordInfo listed(std::uint64_t bytes, const std::string& sha256) {
+  return {.sha256 = sha256, .bytes = bytes, .crc32 = 1, .chunks = {}};
+}
+
+constexpr std::size_t kPage = 4096;
+
+// As tables are: every byte counts, and some pages have zeros alone or at their beginning.
+void fill_with_pages(const TableMemory& memory) {
+  const auto content = memory.content();
+  for (std::size_t i = 0; i < content.size(); ++i) {
+    const std::size_t page = i / kPage;
+    const bool zero = page % 3 == 1 || (page % 3 == 2 && i % kPage < 4000);
+    content[i] = zero ? std::byte{0} : static_cast<std::byte>(i * 7 % 255 + 1);
+  }
+}
+
+class KeptTableTest : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kBytes = 9 * kMiB + 3 * 4096 + 3;
+
+  // Lets go of a table that was compared with kRecord; its content.
+  std::vector<std::byte> leave() {
+    const auto table = std::make_shared<TableMemory>(kBytes, spare_);
+    fill_with_pages(*table);
+    store_.add(kRecord, "file", table);
+    place_ = table->content();
+    return {place_.begin(), place_.end()};
+  }
+
+  // As the kernel does where it needs memory.
+  void take_page(std::size_t page) {
+    ASSERT_EQ(::madvise(place_.data() + page * kPage, kPage, MADV_DONTNEED), 0);
+  }
+
+  const RecordInfo kRecord = listed(kBytes, "aa");
+  SpareMemory spare_;
+  TableStore store_{spare_};
+  std::span<std::byte> place_;
+};
+
+TEST_F(KeptTableTest, IsFoundByItsContentAsItWas) {
+  const auto content = leave();
+  const std::uint64_t lazily_free = lazily_free_bytes();
+  for (int times = 0; times < 3; ++times) {
+    EXPECT_EQ(store_.find(listed(kBytes, "bb"), "file"), nullptr);
+    const auto table = store_.find(kRecord, "file");
+    ASSERT_NE(table, nullptr);
+    EXPECT_EQ(store_.find(kRecord, "file"), table);
+    EXPECT_EQ(table->content().data(), place_.data());
+    EXPECT_TRUE(std::ranges::equal(table->content(), content));
+    EXPECT_LT(lazily_free_bytes(), lazily_free - kBytes / 8 * 7);  // it is in use again
+  }
+}
+
+TEST_F(KeptTableTest, IsNotFoundWhereTheSystemHasTakenAPage) {
+  for (const std::size_t page : {std::size_t{0}, std::size_t{2}, kBytes / kPage}) {
+    leave();
+    take_page(page);
+    EXPECT_EQ(store_.find(kRecord, "file"), nullptr);
+    EXPECT_EQ(store_.find(kRecord, "file"), nullptr);
+    const TableMemory next(kBytes, spare_);
+    EXPECT_EQ(next.content().data(), place_.data());  // its memory is kept all the same
+  }
+}
+
+TEST_F(KeptTableTest, IsFoundWhereThePageThatTheSystemHasTakenHadZerosAlone) {
+  const auto content = leave();
+  take_page(1);
+  take_page(4);
+  const auto table = store_.find(kRecord, "file");
+  ASSERT_NE(table, nullptr);
+  EXPECT_TRUE(std::ranges::equal(table->content(), content));
+}
+
+TEST_F(KeptTableTest, IsNotFoundOnceItsMemoryIsAnotherTables) {
+  leave();
+  {
+    const TableMemory next(kBytes, spare_);
+    EXPECT_EQ(store_.find(kRecord, "file"), nullptr);
+  }
+  EXPECT_EQ(store_.find(kRecord, "file"),
+            nullptr);  // what was not compared is not known afterwards
+}
+
+TEST_F(KeptTableTest, IsNotFoundForAnotherFileUnlessSomebodyUsesIt) {
+  leave();
+  EXPECT_EQ(store_.find(kRecord, "file that was written to"), nullptr);
+  const auto table = store_.find(kRecord, "file");
+  ASSERT_NE(table, nullptr);
+  EXPECT_EQ(store_.find(kRecord, "file that was written to"), table);
+}
+
+// It declines where it cannot, or takes some of the pages that were left to it.
+TEST_F(KeptTableTest, IsWholeOrNotFoundWhereTheKernelIsToTakeIt) {
+  const auto content = leave();
+  ::madvise(place_.data(), place_.size() / kPage * kPage, MADV_PAGEOUT);
+  const auto table = store_.find(kRecord, "file");
+  if (table == nullptr) return;
+  EXPECT_TRUE(std::ranges::equal(table->content(), content));
+}
+
+TEST_F(KeptTableTest, StaysWhatItIsOnceItIsFound) {
+  const auto content = leave();
+  const auto table = store_.find(kRecord, "file");
+  ASSERT_NE(table, nullptr);
+  // The kernel takes pages that were left to it, and those alone; where there is no swap it
+  // declines.
+  ::madvise(place_.data(), place_.size() / kPage * kPage, MADV_PAGEOUT);
+  EXPECT_TRUE(std::ranges::equal(table->content(), content));
+}
+
+TEST(PageMarksTest, FindEachPageThatIsGoneWhereverItsFirstByteIs) {
+  constexpr std::size_t kPages = 64;
+  SpareMemory spare;
+  const TableMemory memory(kPages * kPage + 1, spare);
+  const auto content = memory.content();
+  for (std::size_t page = 0; page < kPages; ++page) {
+    content[page * kPage + page * 65 % kPage] = std::byte{1};
+  }
+  content.back() = std::byte{9};  // a page of one byte
+  const std::vector<std::byte> before(content.begin(), content.end());
+  const std::vector<std::uint16_t> marks = page_marks(content);
+  EXPECT_TRUE(take_back_pages(content, marks));
+  EXPECT_TRUE(std::ranges::equal(content, before));
+  for (std::size_t page = 0; page <= kPages; ++page) {
+    std::byte* const begin = content.data() + page * kPage;
+    ASSERT_EQ(::madvise(begin, kPage, MADV_DONTNEED), 0);
+    EXPECT_FALSE(take_back_pages(content, marks)) << page;
+    std::ranges::copy(before, content.begin());
+  }
+  EXPECT_FALSE(take_back_pages(content.first(kPages * kPage - kPage), marks));
 }
 
 // The SHA-256 of a whole record in chunks is compared with nothing, so it must not decide.
@@ -155,13 +292,13 @@ TEST(TableStoreTest, LooksAtTheChunksWhereThereAreSome) {
   TableStore store;
   const auto table = std::make_shared<TableMemory>(2 * kMiB);
   const RecordInfo chunked{.sha256 = "aa", .bytes = 2 * kMiB, .crc32 = 1, .chunks = {"11", "22"}};
-  store.add(chunked, table);
-  EXPECT_EQ(store.find(chunked), table);
+  store.add(chunked, "file", table);
+  EXPECT_EQ(store.find(chunked, "file"), table);
   RecordInfo other = chunked;
   other.chunks[1] = "33";
-  EXPECT_EQ(store.find(other), nullptr);
+  EXPECT_EQ(store.find(other, "file"), nullptr);
   other.chunks.clear();
-  EXPECT_EQ(store.find(other), nullptr);
+  EXPECT_EQ(store.find(other, "file"), nullptr);
 }
 
 }  // namespace

@@ -86,6 +86,8 @@ TORCH_LIBRARY(tessera, m) {
   m.def("overlay_write(int overlay) -> bool");
   m.def("overlay_write_aside(int overlay, float share, float seconds) -> ()");
   m.def("overlay_drop(int overlay) -> ()");
+  m.def("page_marks(Tensor memory) -> Tensor");
+  m.def("take_back_pages(Tensor(a!) memory, Tensor marks) -> bool");
   m.def("read_aside(Tensor(a!) out, int descriptor, int offset, float share) -> ()");
   m.def(
       "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "

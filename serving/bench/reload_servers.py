@@ -55,14 +55,13 @@ Answer = tuple[str, bytes]
 
 
 def make_versions(
-    folder: Path, gigabytes: float, device: str = "cpu", shards: int = 1
-) -> tuple[Path, Path]:
-    """Two packages of the same schema with other rows, for the CPU or ``cuda``; those that are there are taken."""
-    first, second = (
+    folder: Path, gigabytes: float, device: str = "cpu", shards: int = 1, count: int = 2
+) -> list[Path]:
+    """Packages of the same schema with other rows, for the CPU or ``cuda``; those that are there are taken."""
+    return [
         make_large(folder, gigabytes, name=MODEL, device=device, seed=seed, shards=shards)
-        for seed in (0, 1)
-    )
-    return first, second
+        for seed in range(count)
+    ]
 
 
 def write_requests(path: Path, package: Path, count: int = DISTINCT) -> Path:
@@ -84,9 +83,10 @@ def read_requests(path: Path) -> list[bytes]:
 
 
 class Reloading(ABC):
-    """A server that runs while it is entered, whose model is one of two versions.
+    """A server that runs while it is entered, whose model is one of some versions.
 
     Attributes:
+        versions: how many.
         name: what it is called in the table.
         method: that of its requests.
         request_file: they, as ``tessera-load`` reads them.
@@ -98,6 +98,7 @@ class Reloading(ABC):
     method = METHOD
     address = ""
     pid = 0
+    versions = 2
 
     def __init__(self, request_file: Path) -> None:
         self.request_file = request_file
@@ -128,7 +129,7 @@ class Reloading(ABC):
 
     @abstractmethod
     def reload(self) -> None:
-        """Let the other version answer; returns when it does and the one before is gone."""
+        """Let the next version answer, behind the last one the first; returns when it does and the one before is gone."""
 
     @abstractmethod
     def read(self, answer: bytes) -> Answer:
@@ -144,12 +145,12 @@ class Reloading(ABC):
 
 
 class ReloadingServer(Reloading):
-    """One of ours, with a repository of both versions of which one is loaded.
+    """One of ours, with a repository of all versions of which one is loaded.
 
     Args:
         kind: ``cpp`` or ``python``.
         folder: where its repository is made, anew.
-        versions: the packages of versions 1 and 2.
+        versions: the packages of versions 1, 2, ...
         requests: see `Reloading`.
         control: ``explicit`` (calls) or ``poll`` (serving.yaml).
         flags: more of them, for the server.
@@ -177,6 +178,7 @@ class ReloadingServer(Reloading):
             place = self._model / str(number)
             place.mkdir(parents=True)
             os.link(package, place / "model.pt")
+        self.versions = len(versions)
         self._now = 1
         self._choose(1)
 
@@ -195,7 +197,7 @@ class ReloadingServer(Reloading):
 
     def reload(self) -> None:
         """See `Reloading`."""
-        before, self._now = self._now, 3 - self._now
+        before, self._now = self._now, self._now % self.versions + 1
         if self._control == "poll":
             self._choose(self._now)
             while self._states() != {str(self._now)}:
@@ -239,6 +241,7 @@ class ReloadingPeer(Reloading):
         super().__init__(Path(described["requests"]))
         self.name, self.method = described["name"], described["method"]
         self._described = described
+        self.versions = len(described["versions"])
         self._now = 0
 
     def _start(self) -> None:
@@ -266,7 +269,7 @@ class ReloadingPeer(Reloading):
         call(self.requests[0], timeout=_START_S, wait_for_ready=True)
 
     def _place(self, version: int) -> None:
-        """Put one of the two files in the model's place, as a file that has changed."""
+        """Put one of the files in the model's place, as a file that has changed."""
         place = Path(self._described["file"])
         draft = place.with_name(".draft")
         draft.unlink(missing_ok=True)
@@ -276,7 +279,7 @@ class ReloadingPeer(Reloading):
 
     def reload(self) -> None:
         """See `Reloading`."""
-        self._now = 1 - self._now
+        self._now = (self._now + 1) % self.versions
         self._place(self._now)
         request = ipb.RepositoryModelLoadRequest(model_name=self._described["model"])
         self._load(request.SerializeToString(), timeout=_START_S)
@@ -286,7 +289,7 @@ class ReloadingPeer(Reloading):
         return "", ipb.ModelInferResponse.FromString(answer).raw_output_contents[0]
 
     def is_right(self, answer: Answer, right: Sequence[Answer]) -> bool:
-        """Whether its scores are those of either file, up to `TOLERANCE`."""
+        """Whether its scores are those of one of the files, up to `TOLERANCE`."""
         return answer in right or _close(answer, right)
 
 

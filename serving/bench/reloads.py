@@ -1,12 +1,15 @@
 """What changing a large model costs the calls that are answered meanwhile: both servers, and a peer beside them.
 
-A package of a given size is made twice, with other weights, once (``--folder`` keeps them). Per server, client and
-server on the same two CPUs:
+A package of a given size is made twice or more often (``--versions``), with other weights, once (``--folder`` keeps them). Per
+server, client and server on the same two CPUs:
 
 * its capacity: the requests per second that it takes in an open loop (`tessera.serving.bench.capacity`);
 * an open loop at a share of that (Poisson; latency counts from when a call was due), in phases: without reloads, with
-  reloads, without, with, ...  With reloads the two versions come and go in turn all the time: the
-  one is loaded, answers, and the other is unloaded.
+  reloads, without, with, ...  With reloads the versions come and go in turn, with ``--pause-s`` between: the next one
+  is loaded, answers, and the one before is unloaded.
+
+Of two versions each comes again while the server still keeps its tables (docs/repository.md), as where somebody goes back to the
+version before; of three or more each is read anew.
 
 All servers are there from the beginning to the end, and the phases go from one to the next, so that whatever else the
 machine does falls on all of them.  A phase begins once every server does nothing (a file may still be hashed after its
@@ -22,8 +25,8 @@ and its reloads counted all the same. *stolen* is what was taken in the phases t
 
 A peer is described by a JSON file: ``name``, ``command`` (with {port} and {http_port}), ``environment``, ``method``,
 ``requests`` (messages, each after its size as 4 bytes, little-endian), ``model``, ``file`` (the model's file in the peer's
-repository) and ``versions`` (two files that take its place in turn, each followed by a RepositoryModelLoad).  Its
-answers name no file, so one is right that equals what either of the two gave, up to ``TOLERANCE``: what a peer
+repository) and ``versions`` (files that take its place in turn, each followed by a RepositoryModelLoad).  Its
+answers name no file, so one is right that equals what one of them gave, up to ``TOLERANCE``: what a peer
 answers may depend on the other calls of a batch by a rounding.  So does what a GPU answers: with ``--gpus`` the packages are for
 GPUs, ours have them on these ones, and a right answer is that of the version that it names up to ``TOLERANCE``. Of several GPUs
 each has a copy, or with ``--shards`` a part of the tables.
@@ -195,7 +198,7 @@ class Reloader:
 def right_answers(server: Reloading, requests: Sequence[bytes]) -> dict[int, list[Answer]]:
     """What each version answers to each request while nothing else happens, by the request's number."""
     right: dict[int, list[Answer]] = {number: [] for number in range(len(requests))}
-    for _ in range(2):
+    for _ in range(server.versions):
         for number, request in enumerate(requests):
             right[number].append(server.read(server.ask(request)))
         server.reload()
@@ -371,6 +374,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the packages are kept")
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of a package (default 1)")
     parser.add_argument(
+        "--versions", type=int, default=2, help="that come and go in turn (default 2)"
+    )
+    parser.add_argument(
         "--servers", default="cpp,python", help="which of ours, by commas (default cpp,python)"
     )
     parser.add_argument("--peer", type=Path, help="the description of a peer (default: none)")
@@ -435,7 +441,7 @@ def main() -> None:
     )
     args.folder.mkdir(parents=True, exist_ok=True)
     device = "cpu" if args.gpus is None else "cuda"
-    versions = make_versions(args.folder, args.gigabytes, device, args.shards)
+    versions = make_versions(args.folder, args.gigabytes, device, args.shards, args.versions)
     flags = [] if args.gpus is None else ["--gpus", args.gpus]
     requests = write_requests(args.folder / "requests", versions[0])
     sizes = " and ".join(f"{path.stat().st_size / _MIB:.0f} MiB" for path in versions)

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from tessera.errors import UserError
 from tessera.serving.package.archive_parts import Part, parts_of
@@ -36,6 +36,9 @@ PIECE_BYTES = 64 << 10
 no longer than that."""
 _WORTH_THREADS_BYTES = 2 << 20
 _SHOWN_NAMES = 5
+
+FileIdentity: TypeAlias = tuple[int, ...]
+"""See `file_identity`."""
 
 
 class ArchiveError(UserError):
@@ -400,7 +403,13 @@ def _some(names: list[str]) -> str:
     return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
 
 
-def file_identity(path: Path) -> tuple[int, int, int, int]:
+def file_identity(path: Path) -> FileIdentity:
     """Changes whenever the file at ``path`` is replaced or written to."""
     status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.ops import is_built_for
+from tessera.serving.package.archive import FileIdentity
 from tessera.serving.package.opening import Opening
 from tessera.serving.package.pace import Pace
 from tessera.serving.package.records import PackageError, Records
@@ -30,6 +31,19 @@ _PAGE_BYTES = 4096
 _PUNCH_HOLE_KEEP_SIZE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <linux/falloc.h>
 _LIBC = ctypes.CDLL(None)
 _LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+
+
+def take_others(
+    records: Records, opening: Opening, progress: Callable[[int], None] = lambda _: None
+) -> None:
+    """Give ``opening`` every record of the file but large tables, compared.
+
+    Raises:
+        PackageError: one was changed.
+    """
+    tables = set(opening.large_tables())
+    others = {name: info for name, info in records.manifest().records.items() if name not in tables}
+    records.check_some(others, into=opening.into, progress=progress)
 
 
 class SharedContents:
@@ -62,11 +76,11 @@ class SharedContents:
         self.offsets.append(begin)
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=begin)
 
-    def find(self, _hashes: tuple[str, ...]) -> Tensor | None:
+    def find(self, _hashes: tuple[str, ...], _file: FileIdentity) -> Tensor | None:
         """None: every table is checked."""
         return None
 
-    def tell(self, _hashes: tuple[str, ...], _table: Tensor) -> None:
+    def tell(self, _hashes: tuple[str, ...], _table: Tensor, _file: FileIdentity) -> None:
         """Do nothing: nobody else asks."""
 
 
@@ -104,10 +118,8 @@ class CheckedContents:
         """
         if hashlib.sha256(records.manifest_bytes()).hexdigest() != self.manifest_sha256:
             raise PackageError(records.path, "was changed while it was being loaded; load it again")
-        listed = records.manifest().records
-        rest = {name: info for name, info in listed.items() if name not in self.offsets}
-        records.check_some(rest, into=opening.into, progress=progress)
         opening.share()
+        take_others(records, opening, progress)
         for entry in records.entries:
             begin = self.offsets.get(entry.name)
             if begin is None:

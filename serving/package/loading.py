@@ -25,6 +25,7 @@ from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.package.opening import Memory, Opening
 from tessera.serving.package.own_weights import lie_alike, own_bytes, with_own_weights
+from tessera.serving.package.pace import no_rest
 from tessera.serving.package.record_memory import memory_of_records
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
@@ -159,7 +160,8 @@ class Loading:
     """The steps of `load_package`, to be taken in their order; each on any thread.
 
     They are `read`, `open`, `read_tables`, `build` and `settle`.  A server that goes on answering takes each at a
-    priority of its own.
+    priority of its own, and lets ``rest`` pause between the parts of a step: each has the interpreter's lock for some
+    milliseconds, and calls that have waited for one part are answered before the next begins.
 
     Args:
         path: see `load_package`, as the others.
@@ -229,8 +231,11 @@ class Loading:
         """As `file_hash`, of what is read again: nothing of what was kept is held for it."""
         return self.file_hash({})
 
-    def open(self) -> None:
+    def open(self, rest: Callable[[], None] = no_rest) -> None:
         """Let torch open the module; what `read` reads must have been read.
+
+        Args:
+            rest: called between its parts.
 
         Raises:
             PackageError: an operator library cannot be loaded, or torch cannot open what was read.
@@ -239,7 +244,8 @@ class Loading:
         self._golden = self.opening.content(GOLDEN_RECORD)
         if self._patchable:
             self._tensor_records = self.opening.tensor_records()
-        self.opening.open()
+        rest()
+        self.opening.open(rest)
 
     def read_tables(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """Read the large tables for GPUs to their devices, and compare them with their hashes.
@@ -254,10 +260,13 @@ class Loading:
         """
         self.opening.read_tables(self.devices, progress)
 
-    def build(self) -> None:
+    def build(self, rest: Callable[[], None] = no_rest) -> None:
         """Make the model, which is the first that runs of the package.
 
         Takes `open` and `read_tables` where they have not been taken.
+
+        Args:
+            rest: called between its parts.
 
         Raises:
             PackageError: see `open` and `read_tables`.
@@ -266,6 +275,7 @@ class Loading:
             self.open()
         self._module = self.opening.module(self.devices)
         self._vocabularies = Vocabularies.of(self._module)
+        rest()
         # Frozen, tensors become constants: equal ones are merged, and others computed from them.
         module = self._module.eval() if self._patchable else optimize(self._module)
         self._runner = TorchScriptRunner(module)
@@ -311,8 +321,12 @@ class Loading:
         except LibraryError as error:
             raise PackageError(self.path, str(error)) from error
 
-    def settle(self, *, verify_golden: bool) -> None:
+    def settle(self, *, verify_golden: bool, rest: Callable[[], None] = no_rest) -> None:
         """Call the model until its executor has settled, and compare its golden answers where asked.
+
+        Args:
+            verify_golden: see `load_package`.
+            rest: called behind each call of the model.
 
         Raises:
             PackageError: it cannot be called, or gives other answers.
@@ -320,7 +334,7 @@ class Loading:
         assert self._runner is not None
         assert self._golden is not None
         try:
-            warm_up(self._runner, self.manifest)
+            warm_up(self._runner, self.manifest, rest)
         except RuntimeError as error:
             raise PackageError(self.path, f"cannot be called: {last_line(error)}") from error
         if verify_golden:
@@ -474,8 +488,8 @@ def _devices(path: Path, manifest: Manifest, asked: Sequence[str] | None) -> lis
     return list(asked)
 
 
-def warm_up(runner: Runner, manifest: Manifest) -> None:
-    """Call the model until its executor has settled, with ids of both widths."""
+def warm_up(runner: Runner, manifest: Manifest, rest: Callable[[], None] = no_rest) -> None:
+    """Call the model until its executor has settled, with ids of both widths, and ``rest`` behind each call."""
     for batch_size in _WARM_UP_BATCH_SIZES:
         for wide_ids in (False, True):
             batch = zero_batch(manifest.schema, batch_size, wide_ids=wide_ids)
@@ -483,3 +497,4 @@ def warm_up(runner: Runner, manifest: Manifest) -> None:
             for form in forms:
                 for _ in range(_WARM_UP_CALLS):
                     runner.forward(form)
+                    rest()

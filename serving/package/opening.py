@@ -27,10 +27,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tessera.serving.package.archive import FileIdentity
 from tessera.serving.package.device_tables import DeviceTables
 from tessera.serving.package.devices import place, shard_of
 from tessera.serving.package.layout import ArchiveWriter, Entry
 from tessera.serving.package.operators import refusal, refused_operator
+from tessera.serving.package.pace import no_rest
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.scripted_source import check_source
 from tessera.serving.package.signed_record import RecordInfo
@@ -61,12 +63,12 @@ class Memory(Protocol):
         """``[size]`` uint8."""
         ...
 
-    def find(self, hashes: tuple[str, ...]) -> Tensor | None:
-        """A table with these contents, if somebody has one."""
+    def find(self, hashes: tuple[str, ...], file: FileIdentity) -> Tensor | None:
+        """A table with these contents, if somebody has one, or had one of this file."""
         ...
 
-    def tell(self, hashes: tuple[str, ...], table: Tensor) -> None:
-        """``table``, of `new`, has these contents."""
+    def tell(self, hashes: tuple[str, ...], table: Tensor, file: FileIdentity) -> None:
+        """``table``, of `new` and read from ``file``, has these contents."""
         ...
 
 
@@ -175,20 +177,26 @@ class Opening:
         return [entry.name for entry in self._records.entries if entry.name in self._tables]
 
     def share(self) -> None:
-        """Take the large tables from others that have equal ones; `into` is not called for these."""
+        """Take the large tables from others that have equal ones, or had this file's; `into` is not called for these."""
         listed = self._records.manifest().records
         for name in self._tables if self._on_host else ():
-            self._tables[name] = self._memory.find(listed[name].compared())
+            hashes = listed[name].compared()
+            self._tables[name] = self._memory.find(hashes, self._records.identity)
 
     def is_shared(self, name: str) -> bool:
         """Whether the record is a table that `share` has found."""
         return self._tables.get(name) is not None
 
+    def shares_all(self) -> bool:
+        """Whether there is no large table, or `share` has found each."""
+        return None not in self._tables.values()
+
     def offer(self) -> None:
         """Let others take the large tables, whose contents have been compared."""
+        listed = self._records.manifest().records
         for name, table in self._tables.items():
             if table is not None:
-                self._memory.tell(self._records.manifest().records[name].compared(), table)
+                self._memory.tell(listed[name].compared(), table, self._records.identity)
 
     def content(self, name: str) -> bytes:
         """A record that was kept."""
@@ -200,14 +208,17 @@ class Opening:
         tables = self._tables.items()
         return kept | {name: table.numpy().data for name, table in tables if table is not None}
 
-    def open(self) -> None:
+    def open(self, rest: Callable[[], None] = no_rest) -> None:
         """Let torch open the module, with stand-ins for its large tables; every record of `listed_first` has been compared.
+
+        Args:
+            rest: called between steps of some milliseconds, most of which hold the interpreter's lock.
 
         Raises:
             PackageError: torch cannot open it, or the file was changed meanwhile.
         """
         tokens = {name: secrets.token_bytes(_TOKEN_BYTES) for name in self._tables}
-        self._opened = self._open(tokens)
+        self._opened = self._open(tokens, rest)
         self._kept.clear()
         self._places = list(_stand_ins(self._opened, tokens))
 
@@ -300,20 +311,22 @@ class Opening:
         found = {path: marks.get(storage_memory(tensor).tobytes(), "") for path, tensor in tensors}
         return {path: name for path, name in found.items() if name}
 
-    def _open(self, tokens: dict[str, bytes]) -> Any:
+    def _open(self, tokens: dict[str, bytes], rest: Callable[[], None] = no_rest) -> Any:
         if self._tables and self._kept[DATA_RECORD] != self._data:
             raise PackageError(
                 self._records.path, "was changed while it was being loaded; load it again"
             )
         self._check_kept()
+        rest()
+        archive = self._small_archive(tokens)
+        rest()
         try:
             with expected_deprecation():
-                module = torch.jit.load(  # type: ignore[no-untyped-call] # torch's own has no types
-                    self._small_archive(tokens), map_location="cpu"
-                )
+                module = torch.jit.load(archive, map_location="cpu")  # type: ignore[no-untyped-call] # torch's own has no types
         except (RuntimeError, ValueError) as error:
             reason = next(filter(None, map(str.strip, str(error).splitlines())), "no reason given")
             raise PackageError(self._records.path, f"torch cannot open it: {reason}") from error
+        rest()
         name = refused_operator(module, self._allow_ops)
         if name is not None:
             raise PackageError(self._records.path, refusal(name))

@@ -93,6 +93,10 @@ def pause_behind(used: float, passed: float, share: float) -> float:
     return _LEAST_S if waited else 0.0
 
 
+def no_rest() -> None:
+    """The pause of work that goes on at once."""
+
+
 class Pace:
     """The pauses of one thread.
 

@@ -1,6 +1,7 @@
 """Memory of its own for each large table, which is the system's again when the last user lets go of it.
 
-What malloc gives may lie in an arena that keeps it.  Tables with equal contents can share their memory.
+What malloc gives may lie in an arena that keeps it.  Tables with equal contents can share their memory, and one that nobody
+uses any more can be found again (`Spare`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from tessera.kernels.ops import is_built_for
+from tessera.serving.package.archive import FileIdentity
 
 _RELEASE_BYTES = 4 << 20
 """What is given back at once: about 0.2 ms of work for the kernel."""
@@ -49,25 +54,66 @@ def give_back_mapping(begin: int, size: int) -> None:
     _LIBC.munmap(begin, size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptContent:
+    """What a table had when nobody used it any more.
+
+    Attributes:
+        file: the identity of the file that it was read from.
+        hashes: those of `RecordInfo.compared`.
+        marks: of its mapping's pages, see ``page_marks`` of `tessera.kernels.ops`.
+    """
+
+    file: FileIdentity
+    hashes: tuple[str, ...]
+    marks: Tensor
+
+    def is_of(self, file: FileIdentity, hashes: tuple[str, ...]) -> bool:
+        """Whether it is this content of this file."""
+        return (self.file, self.hashes) == (file, hashes)
+
+
 class Spare(Protocol):
-    """Mappings that nobody uses, for those who need one of their size; any thread."""
+    """Mappings that nobody uses, for those who need one of their size, or with its content; any thread."""
 
     def take(self, size: int) -> int | None:
         """The address of a mapping of ``size`` bytes with any content; None: there is none."""
         ...
 
-    def keep(self, begin: int, size: int) -> None:
-        """Keep a mapping that nobody uses any more."""
+    def find(
+        self, file: FileIdentity, hashes: tuple[str, ...]
+    ) -> tuple[int, int, KeptContent] | None:
+        """The address, bytes and content of the mapping that was kept with this content; None: there is none.
+
+        It is the caller's, who looks whether all of the content is still there.
+        """
+        ...
+
+    def keep(self, begin: int, size: int, content: KeptContent | None) -> None:
+        """Keep a mapping that nobody uses any more; ``content`` None: nothing of use."""
         ...
 
 
 class _Mapping:
-    """A private mapping at address ``begin`` that ends with the last array over it."""
+    """A private mapping of ``size`` bytes at address ``begin`` that ends with the last array over it."""
 
-    def __init__(self, size: int, spare: Spare | None) -> None:
+    def __init__(self, begin: int, size: int, spare: Spare | None) -> None:
         self._size, self._spare = size, spare
-        taken = None if spare is None else spare.take(size)
-        self.begin = _map(size) if taken is None else taken
+        self._content: KeptContent | None = None
+        self.begin = begin
+
+    def tell(self, file: FileIdentity, hashes: tuple[str, ...]) -> None:
+        """It has its content from now on, and nobody writes to it."""
+        if self._content is None and self._spare is not None and is_built_for("page_marks", "cpu"):
+            marks = torch.ops.tessera.page_marks(_tensor(self))
+            self._content = KeptContent(file=file, hashes=hashes, marks=marks)
+
+    def take_back(self, content: KeptContent) -> bool:
+        """Take back from the system what was kept with ``content``; returns whether all of it is there."""
+        if not torch.ops.tessera.take_back_pages(_tensor(self), content.marks):
+            return False
+        self._content = content
+        return True
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -85,7 +131,7 @@ class _Mapping:
         if self._spare is None:
             give_back_mapping(self.begin, self._size)
         else:
-            self._spare.keep(self.begin, self._size)
+            self._spare.keep(self.begin, self._size, self._content)
 
 
 def _map(size: int) -> int:
@@ -122,21 +168,44 @@ class TableMemory:
         Raises:
             MemoryError: the system has none left.
         """
-        mapping = _Mapping(size, self._spare)
+        taken = None if self._spare is None else self._spare.take(size)
+        mapping = _Mapping(_map(size) if taken is None else taken, size, self._spare)
         with self._lock:
             self._at[mapping.begin] = mapping
         return _tensor(mapping)
 
-    def find(self, hashes: tuple[str, ...]) -> Tensor | None:
-        """The table with these contents that somebody still uses; nobody writes to it."""
+    def find(self, hashes: tuple[str, ...], file: FileIdentity) -> Tensor | None:
+        """The table with these contents that somebody still uses, or that was kept; nobody writes to it.
+
+        Args:
+            hashes: see `TableMemory`.
+            file: the identity of the file that it would be read from.  A table that nobody uses any more is found only for
+                the file that it was read from: one that was written to, or replaced, since then is read again.
+        """
         with self._lock:
             mapping = self._known.get(hashes)
+        if mapping is None:
+            mapping = self._find_kept(hashes, file)
         return None if mapping is None else _tensor(mapping)
 
-    def tell(self, hashes: tuple[str, ...], table: Tensor) -> None:
-        """``table``, of `new`, has its contents, and `find` may give it from now on."""
+    def _find_kept(self, hashes: tuple[str, ...], file: FileIdentity) -> _Mapping | None:
+        kept = None if self._spare is None else self._spare.find(file, hashes)
+        if kept is None:
+            return None
+        begin, size, content = kept
+        mapping = _Mapping(begin, size, self._spare)
+        if not mapping.take_back(content):
+            return None  # the memory is the next table's all the same
         with self._lock:
-            self._known[hashes] = self._at[table.data_ptr()]
+            self._at[begin] = self._known[hashes] = mapping
+        return mapping
+
+    def tell(self, hashes: tuple[str, ...], table: Tensor, file: FileIdentity) -> None:
+        """``table``, of `new`, was read from ``file``, has its contents, and `find` may give it from now on."""
+        with self._lock:
+            mapping = self._at[table.data_ptr()]
+            self._known[hashes] = mapping
+        mapping.tell(file, hashes)
 
 
 def _tensor(mapping: _Mapping) -> Tensor:

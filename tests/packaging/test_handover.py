@@ -24,6 +24,9 @@ def package(tmp_path_factory):
     return path
 
 
+FILE = (1, 2, 3)
+
+
 def mapped(address):
     """Whether this process has memory at ``address``."""
     with Path("/proc/self/maps").open(encoding="ascii") as lines:
@@ -36,16 +39,16 @@ def test_a_table_goes_back_to_the_system_with_its_last_user():
     table = memory.new((64 << 20) + 1)
     table[-1] = 7
     address = table.data_ptr()
-    memory.tell(("a hash",), table)
-    shared = memory.find(("a hash",))
+    memory.tell(("a hash",), table, FILE)
+    shared = memory.find(("a hash",), FILE)
     assert shared.data_ptr() == address
-    assert memory.find(("another",)) is None
+    assert memory.find(("another",), FILE) is None
     del table
     assert int(shared[-1]) == 7
     assert mapped(address)
     del shared
     assert not mapped(address)
-    assert memory.find(("a hash",)) is None
+    assert memory.find(("a hash",), FILE) is None
 
 
 def checked(package):
@@ -103,7 +106,7 @@ def test_equal_tables_are_there_once(package):
         contents.take(loading.records, loading.opening)
         loading.opening.offer()
         hashes = loading.manifest.records[loading.opening.large_tables()[0]].compared()
-        addresses.append(memory.find(hashes).data_ptr())
+        addresses.append(memory.find(hashes, FILE).data_ptr())
         runners.append(runner_of(loading))
         os.close(contents.descriptor)
         del loading

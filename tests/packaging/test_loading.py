@@ -21,10 +21,10 @@ from tessera.serving.package.golden import (
     replay_golden,
     write_golden,
 )
-from tessera.serving.package.loading import load_package
+from tessera.serving.package.loading import Loading, load_package
 from tessera.serving.package.manifest import GOLDEN_RECORD, GoldenInfo
 from tessera.serving.package.records import PackageError, Records
-from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.runner import HostBatch, TorchScriptRunner
 from tessera.serving.package.torchscript import expected_deprecation
 from tests.packaging.archives import with_manifest, with_record
 from tests.packaging.batches import random_batch
@@ -129,6 +129,34 @@ def golden_of(package: Path) -> tuple[HostBatch, dict[str, torch.Tensor]]:
     return read_golden(Records(package).read(GOLDEN_RECORD, max_bytes=1 << 20))
 
 
+def test_a_load_pauses_between_its_parts_and_behind_each_call_of_the_model(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def told(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            done.append(name)
+            return method(*args, **options)
+
+        return wrapped
+
+    monkeypatch.setattr(torch.jit, "load", told("load", torch.jit.load))
+    loading = Loading(package)
+    loading.read()
+    loading.open(lambda: done.append("rest"))
+    assert done[0] == done[-1] == "rest"
+    assert done[done.index("load") - 1] == done[done.index("load") + 1] == "rest"
+    done.clear()
+    loading.build(lambda: done.append("rest"))
+    assert done == ["rest"]
+    done.clear()
+    monkeypatch.setattr(TorchScriptRunner, "forward", told("call", TorchScriptRunner.forward))
+    loading.settle(verify_golden=False, rest=lambda: done.append("rest"))
+    assert done == ["call", "rest"] * (len(done) // 2)
+    assert done
+
+
 def test_other_answers_are_refused_and_the_sample_is_named(package: Path, tmp_path: Path) -> None:
     batch, outputs = golden_of(package)
     outputs["default"][3] += 1e-3
@@ -221,7 +249,7 @@ def test_stock_torch_opens_the_file_and_reads_the_manifest(package: Path) -> Non
 _FRESH = """
 import sys
 import torch
-from tessera.serving.package.loading import load_package
+from tessera.serving.package.loading import Loading, load_package
 from tessera.serving.package.runner import zero_batch
 package = load_package(sys.argv[1])
 batch = zero_batch(package.manifest.schema, 3, wide_ids=False)

@@ -1,7 +1,12 @@
-"""Memory of tables that nobody uses any more is the next tables', and the system's meanwhile and afterwards."""
+"""Memory of tables that nobody uses any more is found again, or the next tables', and the system's meanwhile and afterwards."""
 
+import ctypes
+import mmap
 import time
 from pathlib import Path
+
+import pytest
+import torch
 
 from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.repository.spare_memory import SpareMemory
@@ -59,3 +64,83 @@ def test_what_is_kept_never_adds_to_what_is_in_use():
     assert lazily_free() - before < 13 * mib  # one of the two has gone
     others.append(filled(memory, 20 * mib))
     assert lazily_free() - before < mib
+
+
+FILE, HASHES = (1, 2, 3), ("aa", "bb")
+PAGE = 4096
+
+
+@pytest.fixture
+def kept():
+    """A store, and what it has of a table that nobody uses any more: its address and its content."""
+    memory = TableMemory(SpareMemory(60))
+    table = memory.new(9 * (1 << 20) + 3 * PAGE + 3)
+    bytes_ = torch.arange(table.numel()) % 251
+    pages = torch.arange(table.numel()) // PAGE
+    bytes_[pages % 3 == 1] = 0  # pages of zeros alone
+    bytes_[(pages % 3 == 2) & (torch.arange(table.numel()) % PAGE < 4000)] = 0
+    table.copy_(bytes_)
+    memory.tell(HASHES, table, FILE)
+    return memory, table.data_ptr(), table.clone()
+
+
+def take_page(address, number):
+    """As the kernel does where it needs memory."""
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert libc.madvise(address + number * PAGE, PAGE, mmap.MADV_DONTNEED) == 0
+
+
+def test_a_table_that_was_kept_is_found_again_as_it_was(kept):
+    memory, address, content = kept
+    for _ in range(3):
+        assert memory.find(("aa",), FILE) is None
+        before = lazily_free()
+        table = memory.find(HASHES, FILE)
+        assert table is not None
+        assert table.data_ptr() == address
+        assert torch.equal(table, content)
+        assert before - lazily_free() > content.numel() * 7 / 8  # in use again
+        assert memory.find(HASHES, (7,)).data_ptr() == address  # somebody uses it
+        del table
+
+
+def test_a_kept_table_is_not_found_for_a_file_that_was_written_to(kept):
+    memory, _, _ = kept
+    assert memory.find(HASHES, (1, 2, 4)) is None
+    assert memory.find(HASHES, FILE) is not None
+
+
+@pytest.mark.parametrize("page", [0, 2, 2307])
+def test_a_kept_table_is_not_found_where_the_system_has_taken_a_page(kept, page):
+    memory, address, content = kept
+    take_page(address, page)
+    assert memory.find(HASHES, FILE) is None
+    assert memory.find(HASHES, FILE) is None
+    assert memory.new(content.numel()).data_ptr() == address  # its memory is kept all the same
+
+
+def test_a_kept_table_is_found_where_a_page_that_was_taken_had_zeros_alone(kept):
+    memory, address, content = kept
+    take_page(address, 1)
+    take_page(address, 4)
+    assert torch.equal(memory.find(HASHES, FILE), content)
+
+
+def test_a_kept_table_is_not_found_once_its_memory_is_another_tables(kept):
+    memory, address, content = kept
+    table = memory.new(content.numel())
+    assert table.data_ptr() == address
+    assert memory.find(HASHES, FILE) is None
+    del table
+    assert memory.find(HASHES, FILE) is None  # what was not compared is not known afterwards
+
+
+def test_a_kept_table_is_whole_or_not_found_where_the_kernel_is_to_take_it(kept):
+    memory, address, content = kept
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    pageout = 21  # MADV_PAGEOUT of <asm-generic/mman-common.h>; older kernels decline
+    libc.madvise(address, content.numel() // PAGE * PAGE, pageout)
+    table = memory.find(HASHES, FILE)
+    assert table is None or torch.equal(table, content)

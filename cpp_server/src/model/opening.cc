@@ -107,6 +107,14 @@ Opening::Opening(const Records& records, const Manifest& manifest, std::set<std:
     throw PackageError(path, error.what());
   }
   if (tables == Tables::kFile && !kept_->tables.empty()) file_ = records.file().mapped();
+  if (tables != Tables::kMemory || sharing != Sharing::kYes) return;
+  // Before any new table, which could take the memory of one that was kept.
+  const std::string file = records.file().identity();
+  for (auto& [name, table] : kept_->tables) {
+    auto memory = TableStore::shared().find(manifest_.records.at(name), file);
+    if (memory == nullptr) continue;
+    table = {.content = memory->content(), .owner = std::move(memory), .read = nullptr};
+  }
 }
 
 Destination Opening::place(const std::string& name, const Record& record) {
@@ -118,15 +126,12 @@ Destination Opening::place(const std::string& name, const Record& record) {
                        .read = nullptr};
       return {.known = true};
     }
-    std::shared_ptr<TableMemory> memory;
-    if (sharing_ == Sharing::kYes) {
-      memory = TableStore::shared().find(manifest_.records.at(name));
+    const bool known = table->second.owner != nullptr;
+    if (!known) {
+      const auto memory = std::make_shared<TableMemory>(record.bytes);
+      table->second = {.content = memory->content(), .owner = memory, .read = memory};
     }
-    const bool known = memory != nullptr;
-    if (!known) memory = std::make_shared<TableMemory>(record.bytes);
-    table->second = {
-        .content = memory->content(), .owner = memory, .read = known ? nullptr : memory};
-    return {.place = memory->content(), .known = known};
+    return {.place = table->second.content, .known = known};
   }
   return {.place =
               kept_->contents.emplace(name, std::vector<std::byte>(record.bytes)).first->second};
@@ -135,7 +140,8 @@ Destination Opening::place(const std::string& name, const Record& record) {
 void Opening::share_tables() const {
   if (sharing_ == Sharing::kNo) return;
   for (const auto& [name, table] : kept_->tables) {
-    if (table.read != nullptr) TableStore::shared().add(manifest_.records.at(name), table.read);
+    if (table.read == nullptr) continue;
+    TableStore::shared().add(manifest_.records.at(name), records_.file().identity(), table.read);
   }
 }
 

@@ -40,14 +40,15 @@ class Opening {
   enum class Sharing { kYes, kNo };
 
   // Compares the records' headers with the manifest and reads, compares and looks through the
-  // record that names the tensors. `records` and `manifest` must outlive this; `allow_ops` are
+  // record that names the tensors. Large tables that this process has already (TableStore) are
+  // taken from there. `records` and `manifest` must outlive this; `allow_ops` are
   // operators that the package's code may call beside those that every package may. Throws
   // PackageError.
   Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops,
           Tables tables = Tables::kMemory, Sharing sharing = Sharing::kYes);
 
-  // Where a record's content goes; for verify_records. A large table that this process has already
-  // (TableStore) is not read again; with tables of the file, or elsewhere, none is.
+  // Where a record's content goes; for verify_records. A large table that was there already is not
+  // read again; with tables of the file, or elsewhere, none is.
   Destination place(const std::string& name, const Record& record);
 
   // Lets later packages share the tables; verify_records must have passed.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 #include <vector>
 
 #include "common/stand_aside.h"
@@ -47,7 +48,7 @@ SpareMemory::~SpareMemory() {
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   const MutexLock lock(mutex_);
-  for (const Kept& kept : kept_) give_back(kept.mapping, true);
+  for (const Kept& kept : kept_) give_back(kept.table.mapping, true);
 }
 
 Mapping SpareMemory::take(std::uint64_t bytes) {
@@ -55,15 +56,15 @@ Mapping SpareMemory::take(std::uint64_t bytes) {
   {
     const MutexLock lock(mutex_);
     const auto found = std::find_if(kept_.begin(), kept_.end(), [bytes](const Kept& kept) {
-      return kept.mapping.bytes == bytes;
+      return kept.table.mapping.bytes == bytes;
     });
     if (found != kept_.end()) {
-      const Mapping mapping = found->mapping;
+      const Mapping mapping = found->table.mapping;
       kept_.erase(found);
       return mapping;
     }
     for (std::uint64_t gone = 0; gone < bytes && !kept_.empty(); kept_.pop_front()) {
-      room.push_back(kept_.front().mapping);
+      room.push_back(kept_.front().table.mapping);
       gone += room.back().bytes;
     }
   }
@@ -71,14 +72,27 @@ Mapping SpareMemory::take(std::uint64_t bytes) {
   return {};
 }
 
-void SpareMemory::keep(const Mapping& mapping) {
+KeptTable SpareMemory::find(const std::string& key) {
+  const MutexLock lock(mutex_);
+  const TimePoint at = now();
+  const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) {
+    return kept.table.content != nullptr && kept.table.content->key == key && kept.until > at;
+  });
+  if (found == kept_.end()) return {};
+  KeptTable table = std::move(found->table);
+  kept_.erase(found);
+  return table;
+}
+
+void SpareMemory::keep(KeptTable table) {
+  const Mapping mapping = table.mapping;
   if (::madvise(mapping.at, mapping.bytes, MADV_FREE) != 0) {  // Linux 4.5
     give_back(mapping, false);
     return;
   }
   {
     const MutexLock lock(mutex_);
-    kept_.push_back({.mapping = mapping, .until = now() + keep_for_});
+    kept_.push_back({.table = std::move(table), .until = now() + keep_for_});
     if (!thread_.joinable()) thread_ = std::jthread([this] { run(); });
   }
   changed_.notify_all();
@@ -99,7 +113,7 @@ void SpareMemory::run() {
         }
       }
       if (ends_) return;
-      old = kept_.front().mapping;
+      old = kept_.front().table.mapping;
       kept_.pop_front();
     }
     give_back(old, false);

@@ -6,6 +6,9 @@
 // was measured to take 4.5 ms, in one piece in the kernel, and 2.3 s a gigabyte. Calls that are
 // answered beside a load wait for that. Memory that was not given back has its pages.
 //
+// A version that comes again within that time, as where somebody goes back to the one before, has
+// its tables there as they were: they are found by their content and are not read again.
+//
 // What is kept is the system's all the same: its pages are marked with MADV_FREE, so the kernel
 // counts them as available and takes them as soon as anybody needs memory. Until then they count as
 // resident. What is kept never adds to what is in use: memory that is not taken from here is made
@@ -15,7 +18,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "common/clock.h"
 #include "common/mutex.h"
@@ -28,13 +34,25 @@ struct Mapping {
   std::uint64_t bytes = 0;
 };
 
+// What a table had when nobody used it any more.
+struct KeptContent {
+  std::string key;                   // what it is, and the file that it is of (TableStore)
+  std::vector<std::uint16_t> marks;  // of its pages (csrc/page_marks.h)
+};
+
+// Memory with what it has, as far as the system has not taken it meanwhile.
+struct KeptTable {
+  Mapping mapping;
+  std::shared_ptr<const KeptContent> content;  // null: nothing of use
+};
+
 // Gives it back to the system: piece by piece with pauses, so that no other thread waits for long
 // for the address space or for a CPU, for some 100 ms a gigabyte; or where `at_once`, in one call.
 void give_back(const Mapping& mapping, bool at_once);
 
-// Contract: any thread. `take` and `keep` block for microseconds, `take` for as long as give_back
-// where it makes room. A thread of nice 10 gives back what nobody has taken for `keep_for`. The
-// destructor gives all of it back.
+// Contract: any thread. `take`, `find` and `keep` block for microseconds, `take` for as long as
+// give_back where it makes room. A thread of nice 10 gives back what nobody has taken for
+// `keep_for`. The destructor gives all of it back.
 class SpareMemory {
  public:
   static constexpr Duration kKeepFor = std::chrono::seconds(120);
@@ -51,12 +69,16 @@ class SpareMemory {
   // bytes of those that are kept have gone back to the system.
   Mapping take(std::uint64_t bytes);
 
+  // The memory that was kept with the content of this key, for the caller, who looks whether it is
+  // whole; {}: there is none.
+  KeptTable find(const std::string& key);
+
   // Keeps what nobody uses any more.
-  void keep(const Mapping& mapping);
+  void keep(KeptTable table);
 
  private:
   struct Kept {
-    Mapping mapping;
+    KeptTable table;
     TimePoint until;
   };
 

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <new>
+#include <utility>
 
 #include "common/text.h"
+#include "csrc/page_marks.h"
 
 namespace tessera {
 namespace {
@@ -15,29 +17,46 @@ constexpr std::uint64_t kHugePage = 2U << 20;
 
 std::atomic<bool> at_once = false;
 
+std::string kept_key(const std::string& content, const std::string& file) {
+  return text(content, " of ", file);
+}
+
 }  // namespace
 
 TableMemory::TableMemory(std::uint64_t bytes, SpareMemory& spare) : bytes_(bytes), spare_(spare) {
   const std::uint64_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
-  mapping_ = spare.take(whole);
-  if (mapping_.at == nullptr) {
+  kept_.mapping = spare.take(whole);
+  if (kept_.mapping.at == nullptr) {
     void* const mapping = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE,
                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED) throw std::bad_alloc();
-    mapping_ = {.at = static_cast<std::byte*>(mapping), .bytes = whole};
+    kept_.mapping = {.at = static_cast<std::byte*>(mapping), .bytes = whole};
   }
-  const auto address = reinterpret_cast<std::uintptr_t>(mapping_.at);
-  begin_ = mapping_.at + (kHugePage - address % kHugePage) % kHugePage;
+  find_begin();
   // It may decline. The last piece stays in small pages: a large one would be resident as a whole.
   ::madvise(begin_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
 }
 
+TableMemory::TableMemory(std::uint64_t bytes, KeptTable kept, SpareMemory& spare)
+    : bytes_(bytes), kept_(std::move(kept)), spare_(spare) {
+  find_begin();
+}
+
 TableMemory::~TableMemory() {
   if (at_once) {
-    give_back(mapping_, true);
+    give_back(kept_.mapping, true);
   } else {
-    spare_.keep(mapping_);
+    spare_.keep(std::move(kept_));
   }
+}
+
+void TableMemory::find_begin() {
+  const auto address = reinterpret_cast<std::uintptr_t>(kept_.mapping.at);
+  begin_ = kept_.mapping.at + (kHugePage - address % kHugePage) % kHugePage;
+}
+
+void TableMemory::set_kept_content(std::shared_ptr<const KeptContent> content) {
+  kept_.content = std::move(content);
 }
 
 void TableMemory::give_back_at_once() { at_once = true; }
@@ -54,16 +73,38 @@ TableStore& TableStore::shared() {
   return store;
 }
 
-std::shared_ptr<TableMemory> TableStore::find(const RecordInfo& record) const {
-  const MutexLock lock(mutex_);
-  const auto found = tables_.find(content_key(record));
-  return found == tables_.end() ? nullptr : found->second.lock();
+std::shared_ptr<TableMemory> TableStore::find(const RecordInfo& record, const std::string& file) {
+  const std::string key = content_key(record);
+  {
+    const MutexLock lock(mutex_);
+    const auto found = tables_.find(key);
+    if (found != tables_.end()) {
+      if (auto table = found->second.lock(); table != nullptr) return table;
+    }
+  }
+  KeptTable kept = spare_.find(kept_key(key, file));
+  if (kept.content == nullptr) return nullptr;
+  const auto table = std::make_shared<TableMemory>(record.bytes, std::move(kept), spare_);
+  if (!take_back_pages(table->content(), table->kept_content()->marks)) {
+    table->set_kept_content(nullptr);  // the memory is the next table's all the same
+    return nullptr;
+  }
+  share(key, table);
+  return table;
 }
 
-void TableStore::add(const RecordInfo& record, const std::shared_ptr<TableMemory>& table) {
+void TableStore::add(const RecordInfo& record, const std::string& file,
+                     const std::shared_ptr<TableMemory>& table) {
+  const std::string key = content_key(record);
+  table->set_kept_content(std::make_shared<KeptContent>(
+      KeptContent{.key = kept_key(key, file), .marks = page_marks(table->content())}));
+  share(key, table);
+}
+
+void TableStore::share(const std::string& key, const std::shared_ptr<TableMemory>& table) {
   const MutexLock lock(mutex_);
   std::erase_if(tables_, [](const auto& known) { return known.second.expired(); });
-  tables_[content_key(record)] = table;
+  tables_[key] = table;
 }
 
 }  // namespace tessera

@@ -3,7 +3,8 @@
 A process that is forked before the server has any thread waits for jobs.  For each it forks another one, which
 reads the package, compares its hashes and runs the model for the first time, while CPUs have nothing else to do (`run_when_idle`).  A model that
 never ends, or ends its process, ends that one.  A model that has run is known by the hash of its manifest, which has the hash of
-every byte of it, and does not run again when it comes again.  What was compared is handed over in memory (`CheckedContents`).
+every byte of it, and does not run again when it comes again.  Where its large tables are in memory as well, there is nothing left to
+check here, and no process is made.  What was compared is handed over in memory (`CheckedContents`).
 The process that reads commits (`CommitReader`) is forked there as well.
 """
 
@@ -21,10 +22,11 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from tessera.serving.package.archive import FileIdentity, file_identity
 from tessera.serving.package.handover import CheckedContents, SharedContents
 from tessera.serving.package.loading import Loading
 from tessera.serving.package.opening import LARGE_BYTES
@@ -78,7 +80,7 @@ class PackageChecker:
         self._jobs = ours
         self._trusted_keys = options.trusted_keys
         self._have_run = _Kept[str, bool]()  # the hashes of manifests
-        self._file_hashes = _Kept[_Identity, str]()
+        self._file_hashes = _Kept[FileIdentity, str]()
         # The next one starts with what this process has by now; its pages are shared as long as neither writes.
         gc.freeze()
         self.pid = fork(body, at_parents_end=signal.SIGKILL)
@@ -115,6 +117,10 @@ class PackageChecker:
         """Reads commits in a process that is started with the first one."""
         return CommitReader(lambda: self._ask(kind="commits"), self._trusted_keys)
 
+    def has_run(self, manifest_sha256: str) -> bool:
+        """Whether the model of the package with this manifest has run here, in a process of its own."""
+        return self._have_run.get(manifest_sha256) is not None
+
     @contextlib.contextmanager
     def check(
         self,
@@ -135,7 +141,7 @@ class PackageChecker:
         Raises:
             PackageError: it is not served; the message says why.
         """
-        has_run = manifest_sha256 if self._have_run.get(manifest_sha256) else ""
+        has_run = manifest_sha256 if self.has_run(manifest_sha256) else ""
         with self._job("check", path, beside_others=beside_others, has_run=has_run) as channel:
             while True:
                 message, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
@@ -183,16 +189,12 @@ class PackageChecker:
         return sha256
 
 
-_Identity: TypeAlias = tuple[int, ...]
-
-
-def _identity(path: Path) -> _Identity | None:
-    """Another one for each file, and for each time that it was written to; None: there is none."""
+def _identity(path: Path) -> FileIdentity | None:
+    """See `file_identity`; None: there is no such file."""
     try:
-        about = path.stat()
+        return file_identity(path)
     except OSError:
         return None
-    return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
 
 class _Kept(Generic[_Key, _Value]):

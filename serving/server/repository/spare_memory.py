@@ -5,6 +5,9 @@ virtual machine's host may have to find them first: where the guest gives free m
 a huge page was measured to take 4.5 ms, in one piece in the kernel.  Calls that are answered beside a load wait for
 that.  Memory that was not given back has its pages.
 
+A version that comes again within that time, as where somebody goes back to the one before, has its tables there as they were:
+they are found by their content and are not read again.
+
 What is kept is the system's all the same: its pages are marked with MADV_FREE, so the kernel counts them as available and takes
 them as soon as anybody needs memory.  Until then they count as resident.  What is kept never adds to what is in use: memory that is
 not taken from here is made only once as much of what is kept, or all of it, has gone back.
@@ -16,9 +19,11 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from typing import NamedTuple
 
+from tessera.serving.package.archive import FileIdentity
 from tessera.serving.package.pace import stand_aside
-from tessera.serving.package.table_memory import give_back_mapping
+from tessera.serving.package.table_memory import KeptContent, give_back_mapping
 from tessera.serving.server.named_thread import NamedThread
 
 SPARE_S = 120.0
@@ -27,6 +32,13 @@ SPARE_S = 120.0
 _LIBC = ctypes.CDLL(None)
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MADV_FREE = 8  # <asm-generic/mman-common.h>
+
+
+class _Kept(NamedTuple):
+    begin: int
+    size: int
+    content: KeptContent | None
+    until: float
 
 
 class SpareMemory:
@@ -40,7 +52,7 @@ class SpareMemory:
         self._keep_s = keep_s
         # A collection of garbage may end a mapping in the midst of `take`, on the same thread.
         self._lock = threading.RLock()
-        self._kept: list[tuple[int, int, float]] = []  # where, bytes, until when; the oldest first
+        self._kept: list[_Kept] = []  # the oldest first
         self._giving_back = False
 
     def take(self, size: int) -> int | None:
@@ -50,26 +62,39 @@ class SpareMemory:
         """
         room: list[tuple[int, int]] = []
         with self._lock:
-            found = next((kept for kept in self._kept if kept[1] == size), None)
+            found = next((kept for kept in self._kept if kept.size == size), None)
             if found is not None:
                 self._kept.remove(found)
-                return found[0]
+                return found.begin
             gone = 0
             while gone < size and self._kept:
-                begin, bytes_, _ = self._kept.pop(0)
-                room.append((begin, bytes_))
-                gone += bytes_
+                first = self._kept.pop(0)
+                room.append((first.begin, first.size))
+                gone += first.size
         for begin, bytes_ in room:
             give_back_mapping(begin, bytes_)
         return None
 
-    def keep(self, begin: int, size: int) -> None:
-        """Keep a mapping that nobody uses any more."""
+    def find(
+        self, file: FileIdentity, hashes: tuple[str, ...]
+    ) -> tuple[int, int, KeptContent] | None:
+        """See `tessera.serving.package.table_memory.Spare.find`."""
+        now = time.monotonic()
+        with self._lock:
+            for kept in self._kept:
+                content = kept.content
+                if content is not None and content.is_of(file, hashes) and kept.until > now:
+                    self._kept.remove(kept)
+                    return kept.begin, kept.size, content
+        return None
+
+    def keep(self, begin: int, size: int, content: KeptContent | None) -> None:
+        """See `tessera.serving.package.table_memory.Spare.keep`."""
         if _LIBC.madvise(begin, size, _MADV_FREE) != 0:  # Linux 4.5
             give_back_mapping(begin, size)
             return
         with self._lock:
-            self._kept.append((begin, size, time.monotonic() + self._keep_s))
+            self._kept.append(_Kept(begin, size, content, time.monotonic() + self._keep_s))
             if self._giving_back:
                 return
             self._giving_back = True
@@ -86,11 +111,11 @@ class SpareMemory:
                 if not self._kept:
                     self._giving_back = False
                     return
-                begin, size, until = self._kept[0]
-                wait_s = until - time.monotonic()
+                oldest = self._kept[0]
+                wait_s = oldest.until - time.monotonic()
                 if wait_s <= 0:
                     self._kept.pop(0)
             if wait_s > 0:
                 time.sleep(wait_s)
             else:
-                give_back_mapping(begin, size)
+                give_back_mapping(oldest.begin, oldest.size)

@@ -16,9 +16,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from tessera.serving.package.handover import CheckedContents, take_others
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, Loading
-from tessera.serving.package.pace import ASIDE_NICENESS, Pace, load_pace
+from tessera.serving.package.pace import ASIDE_NICENESS, Pace, load_pace, no_rest
 from tessera.serving.package.signed_record import unsigned_sha256
 from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.config import ServerConfig
@@ -95,14 +96,15 @@ class PackageVersionLoader:
             reading = _Reading(loading, self._checker, progress, beside_others=beside_others)
             checked = reading.read()
             torch.set_num_threads(1)  # of this thread; OpenMP's would spin
-            loading.open()
+            loading.open(reading.rest())
             reading.read_tables()
-            loading.build()
+            loading.build(reading.rest())
             # Calls of the model give way to others as those of inference do.
+            golden = self._config.verify_golden and not checked
             at_priority(
                 self._config.limits.worker_niceness,
-                lambda loading=loading, checked=checked: loading.settle(  # type: ignore[misc] # mypy cannot infer a lambda with defaults
-                    verify_golden=self._config.verify_golden and not checked
+                lambda loading=loading, reading=reading, golden=golden: loading.settle(  # type: ignore[misc] # mypy cannot infer a lambda with defaults
+                    verify_golden=golden, rest=reading.rest()
                 ),
             )
             file_hash = packages[0].file_hash if packages else self._file_hash(loading)
@@ -184,15 +186,24 @@ class _Reading:
             self._aside(lambda: loading.read(self._add))
             return False
         manifest_sha256 = hashlib.sha256(loading.records.manifest_bytes()).hexdigest()
+        if self._checker.has_run(manifest_sha256) and self._shares_all():
+            self._aside(lambda: take_others(loading.records, loading.opening, self._add))
+            return True
         with self._checker.check(
             loading.path, manifest_sha256, self._add, beside_others=self._beside_others
         ) as contents:
-            at_priority(
-                self._niceness,
-                lambda: contents.take(loading.records, loading.opening, self._add, self._pace()),
-            )
-        loading.opening.offer()
+            at_priority(self._niceness, lambda: self._take(contents))
         return True
+
+    def _shares_all(self) -> bool:
+        """Take the tables that are in memory; returns whether these are all large ones."""
+        at_priority(self._niceness, self._loading.opening.share)
+        return self._loading.opening.shares_all()
+
+    def _take(self, contents: CheckedContents) -> None:
+        opening = self._loading.opening
+        contents.take(self._loading.records, opening, self._add, self._pace())
+        opening.offer()
 
     def read_tables(self) -> None:
         """Read tables for GPUs, where there are some; the module is open."""
@@ -213,6 +224,11 @@ class _Reading:
     def _pace(self) -> Pace | None:
         """The pauses of the calling thread."""
         return load_pace(self._device) if self._beside_others else None
+
+    def rest(self) -> Callable[[], None]:
+        """What the calling thread pauses with."""
+        pace = self._pace()
+        return no_rest if pace is None else pace.rest
 
     def _add(self, count: int) -> None:
         with self._lock:
