@@ -23,9 +23,9 @@ from torch import Tensor
 from tessera.kernels.ops import is_built_for
 from tessera.serving.package.archive import FileIdentity
 
-_RELEASE_BYTES = 4 << 20
-"""What is given back at once: about 0.2 ms of work for the kernel."""
-_RELEASE_PAUSE_S = 0.0002
+_ADVISED_BYTES = 4 << 20
+"""What is given back, or left to the system, at once: 0.2 ms of work for the kernel at most."""
+_ADVISED_PAUSE_S = 0.0002
 
 _FAILED = ctypes.c_void_p(-1).value
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -41,6 +41,7 @@ _LIBC.mmap.argtypes = [
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MADV_DONTNEED = 4  # <asm-generic/mman-common.h>
+_MADV_FREE = 8
 _MADV_HUGEPAGE = 14
 
 
@@ -48,10 +49,22 @@ def give_back_mapping(begin: int, size: int) -> None:
     """Give the mapping of ``size`` bytes at ``begin`` back to the system, with pauses."""
     # munmap of all of it would hold the address space's lock while every page is freed, and threads that map
     # memory would wait.  MADV_DONTNEED frees pages with the lock shared, and leaves munmap the page tables alone.
-    for at in range(0, size, _RELEASE_BYTES):
-        _LIBC.madvise(begin + at, min(_RELEASE_BYTES, size - at), _MADV_DONTNEED)
-        time.sleep(_RELEASE_PAUSE_S)
+    _advise(begin, size, _MADV_DONTNEED)
     _LIBC.munmap(begin, size)
+
+
+def leave_to_system(begin: int, size: int) -> bool:
+    """Let the system take the mapping's pages whenever it needs memory, with pauses; False: this one does not do that."""
+    return _advise(begin, size, _MADV_FREE)
+
+
+def _advise(begin: int, size: int, advice: int) -> bool:
+    for at in range(0, size, _ADVISED_BYTES):
+        if at:
+            time.sleep(_ADVISED_PAUSE_S)
+        if _LIBC.madvise(begin + at, min(_ADVISED_BYTES, size - at), advice) != 0:
+            return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

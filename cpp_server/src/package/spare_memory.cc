@@ -13,11 +13,22 @@
 namespace tessera {
 namespace {
 
-// What is given back at once: about 0.2 ms of work for the kernel.
+// What is given back, or left to the system, at once: 0.2 ms of work for the kernel at most.
 constexpr std::uint64_t kPiece = 4U << 20;
 constexpr std::chrono::microseconds kPause{200};
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
+
+// Piece by piece, with pauses; whether the system takes the advice.
+bool advise(const Mapping& mapping, int advice) {
+  for (std::uint64_t done = 0; done < mapping.bytes; done += kPiece) {
+    if (done > 0) std::this_thread::sleep_for(kPause);
+    if (::madvise(mapping.at + done, std::min(kPiece, mapping.bytes - done), advice) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -25,10 +36,7 @@ void give_back(const Mapping& mapping, bool at_once) {
   // munmap of all of it would hold the address space's lock while every page is freed, and threads
   // that map memory or start another thread would wait. MADV_DONTNEED frees pages with the lock
   // shared, and leaves munmap nothing but the page tables.
-  for (std::uint64_t done = 0; done < mapping.bytes && !at_once; done += kPiece) {
-    ::madvise(mapping.at + done, std::min(kPiece, mapping.bytes - done), MADV_DONTNEED);
-    std::this_thread::sleep_for(kPause);
-  }
+  if (!at_once) advise(mapping, MADV_DONTNEED);
   ::munmap(mapping.at, mapping.bytes);
 }
 
@@ -86,7 +94,7 @@ KeptTable SpareMemory::find(const std::string& key) {
 
 void SpareMemory::keep(KeptTable table) {
   const Mapping mapping = table.mapping;
-  if (::madvise(mapping.at, mapping.bytes, MADV_FREE) != 0) {  // Linux 4.5
+  if (!advise(mapping, MADV_FREE)) {  // Linux 4.5
     give_back(mapping, false);
     return;
   }

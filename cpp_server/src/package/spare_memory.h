@@ -50,9 +50,9 @@ struct KeptTable {
 // for the address space or for a CPU, for some 100 ms a gigabyte; or where `at_once`, in one call.
 void give_back(const Mapping& mapping, bool at_once);
 
-// Contract: any thread. `take`, `find` and `keep` block for microseconds, `take` for as long as
-// give_back where it makes room. A thread of nice 10 gives back what nobody has taken for
-// `keep_for`. The destructor gives all of it back.
+// Contract: any thread. `take` and `find` block for microseconds, `take` for as long as give_back
+// where it makes room; `keep` takes that long, too. A thread of nice 10 gives back what nobody has
+// taken for `keep_for`. The destructor gives all of it back.
 class SpareMemory {
  public:
   static constexpr Duration kKeepFor = std::chrono::seconds(120);

@@ -16,22 +16,17 @@ not taken from here is made only once as much of what is kept, or all of it, has
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from typing import NamedTuple
 
 from tessera.serving.package.archive import FileIdentity
 from tessera.serving.package.pace import stand_aside
-from tessera.serving.package.table_memory import KeptContent, give_back_mapping
+from tessera.serving.package.table_memory import KeptContent, give_back_mapping, leave_to_system
 from tessera.serving.server.named_thread import NamedThread
 
 SPARE_S = 120.0
 """How long a server keeps memory that nobody uses."""
-
-_LIBC = ctypes.CDLL(None)
-_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_MADV_FREE = 8  # <asm-generic/mman-common.h>
 
 
 class _Kept(NamedTuple):
@@ -90,7 +85,7 @@ class SpareMemory:
 
     def keep(self, begin: int, size: int, content: KeptContent | None) -> None:
         """See `tessera.serving.package.table_memory.Spare.keep`."""
-        if _LIBC.madvise(begin, size, _MADV_FREE) != 0:  # Linux 4.5
+        if not leave_to_system(begin, size):  # Linux 4.5
             give_back_mapping(begin, size)
             return
         with self._lock:
