@@ -17,7 +17,7 @@ version answers).
 
 Each answer is compared, bit by bit, with those that the version that it names gave before.  Told are p50, p99 and p99.9 of
 all phases of a kind together, their ratio, failed calls, wrong answers, the reloads, and the server's resident memory
-before, after ten reloads, at the end and at most.
+before, after ten reloads, at the end and at most.  Each phase is told of on stderr as it ends.
 
 On a virtual machine whose host is busy with others a phase tells of the host. With ``--most-stolen 0.01`` a phase in which the
 host took more than a hundredth of the CPUs does not count and comes again, up to five times; its answers are checked
@@ -238,6 +238,12 @@ def settle(servers: Sequence[Reloading]) -> None:
             return
 
 
+def _percentiles_ms(phases: Sequence[Phase]) -> list[float]:
+    """p50, p99 and p99.9 of all calls of some phases."""
+    latencies = np.concatenate([phase.latencies_s for phase in phases])
+    return [float(value) * 1e3 for value in np.quantile(latencies, (0.5, 0.99, 0.999))]
+
+
 class Contender:
     """One server's measurement: its capacity at once, then `phase` after `phase`.
 
@@ -296,17 +302,23 @@ class Contender:
         self._record.unlink()
         counts = last_try or share <= self._options.most_stolen
         (self._phases[reloads] if counts else self._uncounted).append(phase)
+        self._tell(phase, reloads=reloads, counts=counts)
         return counts
+
+    def _tell(self, phase: Phase, *, reloads: bool, counts: bool) -> None:
+        """One line on stderr: a run may take hours."""
+        kind = f"{self.reloader.count} reloads so far" if reloads else "no reloads"
+        percentiles = " / ".join(f"{value:.2f}" for value in _percentiles_ms([phase]))
+        print(
+            f"{self.server.name}, {kind}: p50 / p99 / p99.9 {percentiles} ms, {phase.failed} failed, "
+            f"{phase.wrong} wrong, {memory_mib(self.server.pid):.0f} MiB, stolen {phase.stolen:.1%}"
+            + ("" if counts else "; does not count"),
+            file=sys.stderr,
+        )
 
     def figures(self) -> Figures:
         """What has been measured so far, of both kinds of phases."""
-        still, reloading = (
-            np.quantile(
-                np.concatenate([phase.latencies_s for phase in self._phases[kind]]),
-                (0.5, 0.99, 0.999),
-            )
-            for kind in (False, True)
-        )
+        still, reloading = (_percentiles_ms(self._phases[kind]) for kind in (False, True))
         counted = [*self._phases[False], *self._phases[True]]
         everything = [*counted, *self._uncounted]
         reloader, pid = self.reloader, self.server.pid
@@ -318,9 +330,9 @@ class Contender:
             wrong=sum(phase.wrong for phase in everything),
             reloads=reloader.count,
             reload_s=reloader.seconds / max(1, reloader.count),
-            still_ms=[float(value) * 1e3 for value in still],
-            reloading_ms=[float(value) * 1e3 for value in reloading],
-            ratio=float(reloading[1] / still[1]),
+            still_ms=still,
+            reloading_ms=reloading,
+            ratio=reloading[1] / still[1],
             before_mib=self._before_mib,
             settled_mib=reloader.settled_mib,
             end_mib=memory_mib(pid),
