@@ -59,11 +59,18 @@ def leave_to_system(begin: int, size: int) -> bool:
 
 
 def _advise(begin: int, size: int, advice: int) -> bool:
-    for at in range(0, size, _ADVISED_BYTES):
-        if at:
+    """Give the kernel advice piece by piece; returns whether it takes it.
+
+    Pieces end where huge pages do: the kernel cuts one that is only partly meant into small pages.
+    """
+    at, end = begin, begin + size
+    while at < end:
+        if at > begin:
             time.sleep(_ADVISED_PAUSE_S)
-        if _LIBC.madvise(begin + at, min(_ADVISED_BYTES, size - at), advice) != 0:
+        until = min(at - at % _ADVISED_BYTES + _ADVISED_BYTES, end)
+        if _LIBC.madvise(at, until - at, advice) != 0:
             return False
+        at = until
     return True
 
 

@@ -19,13 +19,16 @@ constexpr std::chrono::microseconds kPause{200};
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
-// Piece by piece, with pauses; whether the system takes the advice.
+// Piece by piece, with pauses; whether the system takes the advice. Pieces end where huge pages do:
+// the kernel cuts one that is only partly meant into small pages.
 bool advise(const Mapping& mapping, int advice) {
-  for (std::uint64_t done = 0; done < mapping.bytes; done += kPiece) {
+  const std::uint64_t before = reinterpret_cast<std::uintptr_t>(mapping.at) % kPiece;
+  for (std::uint64_t done = 0; done < mapping.bytes;) {
     if (done > 0) std::this_thread::sleep_for(kPause);
-    if (::madvise(mapping.at + done, std::min(kPiece, mapping.bytes - done), advice) != 0) {
-      return false;
-    }
+    const std::uint64_t whole = done == 0 ? kPiece - before : kPiece;
+    const std::uint64_t bytes = std::min(whole, mapping.bytes - done);
+    if (::madvise(mapping.at + done, bytes, advice) != 0) return false;
+    done += bytes;
   }
   return true;
 }
