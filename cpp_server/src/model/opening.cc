@@ -111,9 +111,9 @@ Opening::Opening(const Records& records, const Manifest& manifest, std::set<std:
   // Before any new table, which could take the memory of one that was kept.
   const std::string file = records.file().identity();
   for (auto& [name, table] : kept_->tables) {
-    auto memory = TableStore::shared().find(manifest_.records.at(name), file);
+    const auto memory = TableStore::shared().find(manifest_.records.at(name), file);
     if (memory == nullptr) continue;
-    table = {.content = memory->content(), .owner = std::move(memory), .read = nullptr};
+    table = {.content = memory->content(), .owner = memory, .read = nullptr};
   }
 }
 

@@ -84,7 +84,7 @@ std::shared_ptr<TableMemory> TableStore::find(const RecordInfo& record, const st
   }
   KeptTable kept = spare_.find(kept_key(key, file));
   if (kept.content == nullptr) return nullptr;
-  const auto table = std::make_shared<TableMemory>(record.bytes, std::move(kept), spare_);
+  auto table = std::make_shared<TableMemory>(record.bytes, std::move(kept), spare_);
   if (!take_back_pages(table->content(), table->kept_content()->marks)) {
     table->set_kept_content(nullptr);  // the memory is the next table's all the same
     return nullptr;
