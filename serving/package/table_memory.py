@@ -119,14 +119,26 @@ class _Mapping:
 
     def __init__(self, begin: int, size: int, spare: Spare | None) -> None:
         self._size, self._spare = size, spare
-        self._content: KeptContent | None = None
+        self._told: tuple[FileIdentity, tuple[str, ...]] | None = None
+        self._content: KeptContent | None = None  # from the first time on that it was kept
         self.begin = begin
 
     def tell(self, file: FileIdentity, hashes: tuple[str, ...]) -> None:
         """It has its content from now on, and nobody writes to it."""
-        if self._content is None and self._spare is not None and is_built_for("page_marks", "cpu"):
-            marks = torch.ops.tessera.page_marks(_tensor(self))
-            self._content = KeptContent(file=file, hashes=hashes, marks=marks)
+        self._told = self._told or (file, hashes)
+
+    def _find_content(self) -> KeptContent | None:
+        """What is kept with its memory; None: nothing of use."""
+        if self._content is None and self._told is not None and is_built_for("page_marks", "cpu"):
+            file, hashes = self._told
+            # A tensor over this object would bring it back while it ends.
+            memory = (ctypes.c_uint8 * self._size).from_address(self.begin)
+            try:
+                marks = torch.ops.tessera.page_marks(torch.frombuffer(memory, dtype=torch.uint8))
+            except (MemoryError, RuntimeError):  # There is no memory for them.
+                return None
+            return KeptContent(file=file, hashes=hashes, marks=marks)
+        return self._content
 
     def take_back(self, content: KeptContent) -> bool:
         """Take back from the system what was kept with ``content``; returns whether all of it is there."""
@@ -151,7 +163,7 @@ class _Mapping:
         if self._spare is None:
             give_back_mapping(self.begin, self._size)
         else:
-            self._spare.keep(self.begin, self._size, self._content)
+            self._spare.keep(self.begin, self._size, self._find_content())
 
 
 def _map(size: int) -> int:

@@ -249,7 +249,7 @@ def test_stock_torch_opens_the_file_and_reads_the_manifest(package: Path) -> Non
 _FRESH = """
 import sys
 import torch
-from tessera.serving.package.loading import Loading, load_package
+from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import zero_batch
 package = load_package(sys.argv[1])
 batch = zero_batch(package.manifest.schema, 3, wide_ids=False)

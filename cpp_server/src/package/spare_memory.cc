@@ -87,7 +87,7 @@ KeptTable SpareMemory::find(const std::string& key) {
   const MutexLock lock(mutex_);
   const TimePoint at = now();
   const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) {
-    return kept.table.content != nullptr && kept.table.content->key == key && kept.until > at;
+    return kept.table.key == key && kept.until > at;
   });
   if (found == kept_.end()) return {};
   KeptTable table = std::move(found->table);

@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,16 +33,12 @@ struct Mapping {
   std::uint64_t bytes = 0;
 };
 
-// What a table had when nobody used it any more.
-struct KeptContent {
-  std::string key;                   // what it is, and the file that it is of (TableStore)
-  std::vector<std::uint16_t> marks;  // of its pages (csrc/page_marks.h)
-};
-
 // Memory with what it has, as far as the system has not taken it meanwhile.
 struct KeptTable {
   Mapping mapping;
-  std::shared_ptr<const KeptContent> content;  // null: nothing of use
+  // What the content is, and the file that it is of (TableStore); empty: nothing of use.
+  std::string key;
+  std::vector<std::uint16_t> marks;  // of the content's pages (csrc/page_marks.h)
 };
 
 // Gives it back to the system: piece by piece with pauses, so that no other thread waits for long
@@ -69,7 +64,7 @@ class SpareMemory {
   // bytes of those that are kept have gone back to the system.
   Mapping take(std::uint64_t bytes);
 
-  // The memory that was kept with the content of this key, for the caller, who looks whether it is
+  // The memory that was kept with the content of `key`, for the caller, who looks whether it is
   // whole; {}: there is none.
   KeptTable find(const std::string& key);
 

@@ -45,9 +45,16 @@ TableMemory::TableMemory(std::uint64_t bytes, KeptTable kept, SpareMemory& spare
 TableMemory::~TableMemory() {
   if (at_once) {
     give_back(kept_.mapping, true);
-  } else {
-    spare_.keep(std::move(kept_));
+    return;
   }
+  if (!kept_.key.empty() && kept_.marks.empty()) {
+    try {
+      kept_.marks = page_marks(content());
+    } catch (const std::bad_alloc&) {
+      kept_.key.clear();
+    }
+  }
+  spare_.keep(std::move(kept_));
 }
 
 void TableMemory::find_begin() {
@@ -55,9 +62,12 @@ void TableMemory::find_begin() {
   begin_ = kept_.mapping.at + (kHugePage - address % kHugePage) % kHugePage;
 }
 
-void TableMemory::set_kept_content(std::shared_ptr<const KeptContent> content) {
-  kept_.content = std::move(content);
+void TableMemory::set_key(std::string key) {
+  kept_.key = std::move(key);
+  kept_.marks.clear();
 }
+
+bool TableMemory::take_back() { return take_back_pages(content(), kept_.marks); }
 
 void TableMemory::give_back_at_once() { at_once = true; }
 
@@ -83,10 +93,10 @@ std::shared_ptr<TableMemory> TableStore::find(const RecordInfo& record, const st
     }
   }
   KeptTable kept = spare_.find(kept_key(key, file));
-  if (kept.content == nullptr) return nullptr;
+  if (kept.key.empty()) return nullptr;
   auto table = std::make_shared<TableMemory>(record.bytes, std::move(kept), spare_);
-  if (!take_back_pages(table->content(), table->kept_content()->marks)) {
-    table->set_kept_content(nullptr);  // the memory is the next table's all the same
+  if (!table->take_back()) {
+    table->set_key("");  // the memory is the next table's all the same
     return nullptr;
   }
   share(key, table);
@@ -96,8 +106,7 @@ std::shared_ptr<TableMemory> TableStore::find(const RecordInfo& record, const st
 void TableStore::add(const RecordInfo& record, const std::string& file,
                      const std::shared_ptr<TableMemory>& table) {
   const std::string key = content_key(record);
-  table->set_kept_content(std::make_shared<KeptContent>(
-      KeptContent{.key = kept_key(key, file), .marks = page_marks(table->content())}));
+  table->set_key(kept_key(key, file));
   share(key, table);
 }
 

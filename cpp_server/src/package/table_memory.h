@@ -33,9 +33,12 @@ class TableMemory {
 
   std::span<std::byte> content() const { return {begin_, bytes_}; }
 
-  // It has its content from now on, which `spare` keeps with the memory; null: any content.
-  void set_kept_content(std::shared_ptr<const KeptContent> content);
-  const std::shared_ptr<const KeptContent>& kept_content() const { return kept_.content; }
+  // It has the content of `key` from now on, which `spare` keeps with the memory; empty: any
+  // content.
+  void set_key(std::string key);
+
+  // Takes what was kept back from the system; whether it is whole.
+  bool take_back();
 
   // From now on destructors keep nothing and do not pause: nobody is served any more.
   static void give_back_at_once();
@@ -62,8 +65,8 @@ std::string content_key(const RecordInfo& record);
 // that its size and CRC-32 are those of the manifest has been seen in the archive's headers
 // (verify_headers), and if the bytes behind them are damaged nobody will ever see them.
 //
-// Contract: any thread. `add`, and `find` where it finds a table that was kept, block for as long
-// as csrc/page_marks.h says.
+// Contract: any thread; blocks for microseconds, and where `find` finds a table that was kept for
+// as long as csrc/page_marks.h says.
 class TableStore {
  public:
   // The one of this process.
