@@ -183,6 +183,10 @@ class Opening:
             hashes = listed[name].compared()
             self._tables[name] = self._memory.find(hashes, self._records.identity)
 
+    def tables(self) -> tuple[Tensor, ...]:
+        """The large tables that are there."""
+        return tuple(table for table in self._tables.values() if table is not None)
+
     def is_shared(self, name: str) -> bool:
         """Whether the record is a table that `share` has found."""
         return self._tables.get(name) is not None

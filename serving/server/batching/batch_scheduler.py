@@ -239,11 +239,11 @@ class BatchScheduler:
         self._draining = True
         self._schedule_pump()
 
-    def close(self, timeout_s: float) -> None:
-        """End the workers after the batches that they hold; blocks for ``timeout_s`` at most."""
+    def close(self, timeout_s: float) -> bool:
+        """End the workers after the batches that they hold; blocks for ``timeout_s`` at most; returns whether all have ended."""
         if self._timer is not None:
             self._timer.cancel()
-        self._pool.close(timeout_s)
+        return self._pool.close(timeout_s)
 
     def forget(self) -> None:
         """Let go of the model, after `close`; nothing is computed any more."""

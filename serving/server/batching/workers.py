@@ -127,13 +127,14 @@ class WorkerPool:
         """Hand all parts of one request to a worker, to be computed one after the other with one commit."""
         self._inbox.put((parts, True))
 
-    def close(self, timeout_s: float) -> None:
-        """Let every worker finish what it has, then end; wait ``timeout_s`` seconds for it."""
+    def close(self, timeout_s: float) -> bool:
+        """Let every worker finish what it has, then end; wait ``timeout_s`` seconds for it; returns whether all have ended."""
         for _ in self._threads:
             self._inbox.put(None)
         until = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def buffer_bytes(self) -> int:
         """Bytes of the merge buffers."""

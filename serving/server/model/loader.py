@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from tessera.errors import UserError
+from tessera.serving.package.archive import FileIdentity
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, load_package
 from tessera.serving.package.records import PackageError, Records
@@ -37,6 +39,19 @@ class ModelIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOrigin:
+    """What a model was loaded from that can be kept for when its version comes again.
+
+    Attributes:
+        file: its package's identity.
+        tables: its large tables.
+    """
+
+    file: FileIdentity
+    tables: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model that has passed every check.
 
@@ -52,6 +67,7 @@ class LoadedModel:
         table_bytes: bytes of its tables by device, such as ``cpu`` and ``cuda:0``.
         load_seconds: how long loading took.
         followed: what commits change; None: nothing does.
+        origin: what it was loaded from; None: it cannot be kept.
     """
 
     schema: InputSchema
@@ -65,6 +81,7 @@ class LoadedModel:
     load_seconds: float
     vocabularies: Vocabularies | None = None
     followed: FollowedModel | None = None
+    origin: ModelOrigin | None = None
 
 
 class ModelLoader(Protocol):

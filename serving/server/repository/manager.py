@@ -219,7 +219,7 @@ class RepositoryManager:
             replayed = await self._replay(model, version, path, loaded)
             served = self._prepare(model, version, loaded, path)
             await self._warm_up(model.name, served)
-            self._serve(model, version, file, served, replayed)
+            self._serve(model, version, LiveVersion(served, loaded, file, replayed[0]), replayed[1])
         except UserError as error:
             self._fail(model, version, file, str(error))
         except Exception as error:
@@ -303,16 +303,14 @@ class RepositoryManager:
         self,
         model: ModelVersions,
         version: int,
-        file: Fingerprint,
-        served: ServedModel,
-        replayed: _Replayed,
+        live: LiveVersion,
+        steps: list[Step],
     ) -> None:
-        served.metrics.ready = True
+        live.served.metrics.ready = True
         self._metrics.versions.count_load(model.name, ok=True)
-        log, steps = replayed
-        before = model.succeeded(version, LiveVersion(served, file, log))
-        if self.following is not None and log is not None:
-            self.following.begin(log, steps)
+        before = model.succeeded(version, live)
+        if self.following is not None and live.log is not None:
+            self.following.begin(live.log, steps)
         self.publish(model)
         if before is not None:
             self._follow_no_more(before)
@@ -339,7 +337,7 @@ class RepositoryManager:
         self, model: ModelVersions, version: int, live: LiveVersion, ended: asyncio.Event
     ) -> None:
         await ended.wait()
-        holder = [live.served]
+        holder = [live]
         if version not in model.live:
             live.served.metrics.unload()
         file = live.file
@@ -401,10 +399,12 @@ def _file(model: ModelVersions, version: int) -> Fingerprint:
     return model.folder.versions[version]
 
 
-def _let_go(holder: list[ServedModel], loader: VersionLoader) -> None:
+def _let_go(holder: list[LiveVersion], loader: VersionLoader) -> None:
     stand_aside()
-    served = holder.pop()
-    served.scheduler.close(_END_OF_WORKERS_S)
-    served.scheduler.forget()
-    del served
+    live = holder.pop()
+    ended = live.served.scheduler.close(_END_OF_WORKERS_S)
+    live.served.scheduler.forget()
+    if ended:
+        loader.keep(live.loaded)
+    del live
     loader.release()

@@ -16,6 +16,7 @@ from tessera.serving.repository.plan import Plan, VersionState, VersionStatus, p
 from tessera.serving.repository.settings import ServingSettings
 from tessera.serving.repository.wanted import GONE, Wanted, wanted_versions
 from tessera.serving.server.follow.version_log import Shown, VersionLog
+from tessera.serving.server.model.loader import LoadedModel
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.repository.reading import ModelReading
 
@@ -26,9 +27,10 @@ ABSENT = "is not in its folder"
 
 @dataclass(eq=False)
 class LiveVersion:
-    """A loaded version: what answers, the file that it came from, and the log that it follows, if it does."""
+    """A loaded version: what answers, the model, the file that it came from, and the log that it follows, if it does."""
 
     served: ServedModel
+    loaded: LoadedModel
     file: Fingerprint
     log: VersionLog | None = None
 

@@ -16,14 +16,11 @@ not taken from here is made only once as much of what is kept, or all of it, has
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import NamedTuple
 
 from tessera.serving.package.archive import FileIdentity
-from tessera.serving.package.pace import stand_aside
 from tessera.serving.package.table_memory import KeptContent, give_back_mapping, leave_to_system
-from tessera.serving.server.named_thread import NamedThread
+from tessera.serving.server.repository.kept_for import KeptFor
 
 SPARE_S = 120.0
 """How long a server keeps memory that nobody uses."""
@@ -33,7 +30,6 @@ class _Kept(NamedTuple):
     begin: int
     size: int
     content: KeptContent | None
-    until: float
 
 
 class SpareMemory:
@@ -44,73 +40,41 @@ class SpareMemory:
     """
 
     def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
-        # A collection of garbage may end a mapping in the midst of `take`, on the same thread.
-        self._lock = threading.RLock()
-        self._kept: list[_Kept] = []  # the oldest first
-        self._giving_back = False
+        self._kept = KeptFor[_Kept](keep_s, _give_back, "spare-memory")
 
     def take(self, size: int) -> int | None:
         """The address of a mapping of ``size`` bytes with any content.
 
         None: there is none, and then as many bytes of what was kept have gone back to the system.
         """
-        room: list[tuple[int, int]] = []
-        with self._lock:
-            found = next((kept for kept in self._kept if kept.size == size), None)
-            if found is not None:
-                self._kept.remove(found)
-                return found.begin
-            gone = 0
-            while gone < size and self._kept:
-                first = self._kept.pop(0)
-                room.append((first.begin, first.size))
-                gone += first.size
-        for begin, bytes_ in room:
-            give_back_mapping(begin, bytes_)
+        found = self._kept.take(lambda kept: kept.size == size)
+        if found is not None:
+            return found.begin
+        gone = 0
+        while gone < size and (oldest := self._kept.take()) is not None:
+            gone += oldest.size
+            give_back_mapping(oldest.begin, oldest.size)
         return None
 
     def find(
         self, file: FileIdentity, hashes: tuple[str, ...]
     ) -> tuple[int, int, KeptContent] | None:
         """See `tessera.serving.package.table_memory.Spare.find`."""
-        now = time.monotonic()
-        with self._lock:
-            for kept in self._kept:
-                content = kept.content
-                if content is not None and content.is_of(file, hashes) and kept.until > now:
-                    self._kept.remove(kept)
-                    return kept.begin, kept.size, content
-        return None
+        found = self._kept.take(
+            lambda kept: kept.content is not None and kept.content.is_of(file, hashes)
+        )
+        if found is None or found.content is None:
+            return None
+        return found.begin, found.size, found.content
 
     def keep(self, begin: int, size: int, content: KeptContent | None) -> None:
         """See `tessera.serving.package.table_memory.Spare.keep`."""
-        if not leave_to_system(begin, size):  # Linux 4.5
+        if leave_to_system(begin, size):
+            self._kept.add(_Kept(begin, size, content))
+        else:  # Linux before 4.5
             give_back_mapping(begin, size)
-            return
-        with self._lock:
-            self._kept.append(_Kept(begin, size, content, time.monotonic() + self._keep_s))
-            if self._giving_back:
-                return
-            self._giving_back = True
-        try:
-            NamedThread(target=self._run, name="spare-memory", daemon=True).start()
-        except RuntimeError:  # no thread is left, or the interpreter ends
-            self._giving_back = False
 
-    def _run(self) -> None:
-        """Give back what has been kept for long enough, until nothing is kept."""
-        stand_aside()
-        while True:
-            with self._lock:
-                if not self._kept:
-                    self._giving_back = False
-                    return
-                oldest = self._kept[0]
-                wait_s = oldest.until - time.monotonic()
-                if wait_s <= 0:
-                    self._kept.pop(0)
-            if wait_s > 0:
-                time.sleep(wait_s)
-            else:
-                give_back_mapping(oldest.begin, oldest.size)
+
+def _give_back(kept: list[_Kept]) -> None:
+    for one in kept:
+        give_back_mapping(one.begin, one.size)

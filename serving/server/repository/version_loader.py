@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from tessera.serving.package.archive import file_identity
 from tessera.serving.package.handover import CheckedContents, take_others
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, Loading
@@ -25,9 +26,15 @@ from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.follow.commit_reader import CommitReader
 from tessera.serving.server.follow.followed_model import FollowedModel
-from tessera.serving.server.model.loader import LoadedModel, PackageLoader, loaded_model
+from tessera.serving.server.model.loader import (
+    LoadedModel,
+    ModelOrigin,
+    PackageLoader,
+    loaded_model,
+)
 from tessera.serving.server.named_thread import NamedThread
 from tessera.serving.server.repository.checker import CheckOptions, PackageChecker
+from tessera.serving.server.repository.kept_models import MOST_OWN_BYTES, KeptModels
 from tessera.serving.server.repository.spare_memory import SPARE_S, SpareMemory
 
 _Result = TypeVar("_Result")
@@ -51,8 +58,12 @@ class VersionLoader(Protocol):
         """
         ...
 
+    def keep(self, model: LoadedModel) -> None:
+        """``model``, which was loaded and which the caller alone refers to, is used no more: it may be kept for a later load."""
+        ...
+
     def release(self) -> None:
-        """A model that was loaded is used no more, and nobody refers to it."""
+        """A model that was loaded is used no more, and nobody refers to it unless it is kept."""
         ...
 
     def commit_reader(self) -> CommitReader | None:
@@ -72,6 +83,7 @@ class PackageVersionLoader:
         self._config = config
         self._checker = checker
         self._memory = TableMemory(SpareMemory(SPARE_S))
+        self._kept = KeptModels(self._memory, SPARE_S)
         self._packages = PackageLoader.of(config)
 
     def load(
@@ -79,6 +91,22 @@ class PackageVersionLoader:
     ) -> LoadedModel:
         """See `VersionLoader.load`."""
         begin = time.perf_counter()
+        kept = at_priority(ASIDE_NICENESS if beside_others else 0, lambda: self._find_kept(path))
+        if kept is not None:
+            return replace(kept, load_seconds=time.perf_counter() - begin)
+        with self._kept.loading():
+            return self._load(path, progress, begin, beside_others=beside_others)
+
+    def _find_kept(self, path: Path) -> LoadedModel | None:
+        try:
+            file = file_identity(path)
+        except OSError:  # which the load tells of
+            return None
+        return self._kept.take(file)
+
+    def _load(
+        self, path: Path, progress: Callable[[float], None], begin: float, *, beside_others: bool
+    ) -> LoadedModel:
         packages: list[LoadedPackage] = []
         names: list[str] = []
         memory: list[Mapping[str, Sequence[Tensor]]] = []
@@ -113,7 +141,7 @@ class PackageVersionLoader:
             memory.append(loading.patchable_memory() if follow else {})
         loaded = loaded_model(packages, names)
         if not follow:
-            return loaded
+            return replace(loaded, origin=_origin(loading))
         return replace(loaded, followed=self._followed(packages, memory, loading))
 
     def _followed(
@@ -141,6 +169,10 @@ class PackageVersionLoader:
             return loading.hash_again()
         return FileHash(lambda: checker.file_sha256(path))
 
+    def keep(self, model: LoadedModel) -> None:
+        """See `VersionLoader.keep`."""
+        self._kept.keep(model)
+
     def release(self) -> None:
         """Give the system what malloc has left of a model; its tables have gone already."""
         with contextlib.suppress(AttributeError):  # not glibc
@@ -149,6 +181,15 @@ class PackageVersionLoader:
     def commit_reader(self) -> CommitReader | None:
         """See `VersionLoader.commit_reader`."""
         return None if self._checker is None else self._checker.commit_reader()
+
+
+def _origin(loading: Loading) -> ModelOrigin | None:
+    """What the model of ``loading`` can be kept with."""
+    tables, records = loading.opening.tables(), loading.records
+    own = sum(entry.bytes for entry in records.entries) - sum(table.numel() for table in tables)
+    if not loading.on_host or own > MOST_OWN_BYTES:
+        return None
+    return ModelOrigin(file=records.identity, tables=tables)
 
 
 class _Reading:
@@ -184,6 +225,7 @@ class _Reading:
         loading = self._loading
         if self._checker is None:
             self._aside(lambda: loading.read(self._add))
+            loading.opening.offer()
             return False
         manifest_sha256 = hashlib.sha256(loading.records.manifest_bytes()).hexdigest()
         if self._checker.has_run(manifest_sha256) and self._shares_all():
