@@ -215,8 +215,8 @@ class TrainConfig:
         pipeline: what overlaps with a step: the copy of the next batch to the device
             (``plain``), also the travel of its ids to the ranks that hold their rows
             (``sparse_dist``), also bringing its rows from host memory into a cache on the GPU
-            (``prefetch``; tables are then kept in host memory).  ``auto``: ``sparse_dist`` on GPUs
-            if the model can be traced, else ``plain``.  The numbers of a run are the same.
+            (``prefetch``; tables are then kept in host memory).  ``auto``: ``sparse_dist`` on several
+            GPUs if the model can be traced, else ``plain``.  The numbers of a run are the same.
     """
 
     batch_size: int = 1024

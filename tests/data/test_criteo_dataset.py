@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,10 +66,50 @@ def test_batch(dataset: CriteoDataset, expected: list[plain.PlainRow], rows: lis
     assert labels.tolist() == batch.labels.tolist()
 
 
+@given(rows=st.lists(st.integers(0, ROWS - 1), max_size=60))
+def test_packed_rows(
+    dataset: CriteoDataset, expected: list[plain.PlainRow], rows: list[int]
+) -> None:
+    packed = dataset.packed(np.array(rows, np.int64))
+    assert packed.size == len(rows)
+    batch = packed.to(torch.device("cpu"))
+    assert_holds(batch, [expected[row] for row in rows])
+    features = batch.sparse_features
+    assert features.offsets().tolist() == [0, *np.cumsum(features.lengths().numpy())]
+    assert features.lengths().dtype == torch.int32
+    assert features.offsets().dtype == features.values().dtype == torch.int64
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_and_packed_rows_on_a_gpu(
+    dataset: CriteoDataset, expected: list[plain.PlainRow]
+) -> None:
+    rows = np.random.default_rng(0).permutation(ROWS)
+    packed, pinned = dataset.packed(rows), dataset.batch(rows).pin_memory()
+    assert packed.words.is_pinned()
+    assert pinned.dense_features.is_pinned()
+    assert pinned.sparse_features.values().is_pinned()
+    assert_holds(pinned, [expected[row] for row in rows])
+    for waiting in (packed, pinned):
+        there = waiting.to(torch.device("cuda"), non_blocking=True)
+        assert there.labels.is_cuda
+        assert_holds(there.to(torch.device("cpu")), [expected[row] for row in rows])
+
+
 def test_a_batch_without_missing_categories(tmp_path: Path) -> None:
     line = b"\t".join([b"1", *[b"7"] * 13, *[b"00ffABCD"] * 26]) + b"\n"
     (tmp_path / "rows.tsv").write_bytes(line * 3)
-    assert_holds(prepare(tmp_path).take(0, 3), plain.read_text(line * 3)[0])
+    dataset, expected = prepare(tmp_path), plain.read_text(line * 3)[0]
+    assert_holds(dataset.take(0, 3), expected)
+    assert_holds(dataset.packed(np.arange(3)).to(torch.device("cpu")), expected)
+
+
+def test_packed_rows_without_any_category(tmp_path: Path) -> None:
+    line = b"\t".join([b"0", *[b"7"] * 13, *[b""] * 26]) + b"\n"
+    (tmp_path / "rows.tsv").write_bytes(line * 3)
+    packed = prepare(tmp_path).packed(np.arange(3))
+    assert_holds(packed.to(torch.device("cpu")), plain.read_text(line * 3)[0])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5000])

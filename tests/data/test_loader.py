@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tessera.training.data import dataset as dataset_module
-from tessera.training.data.batch import Batch, make_batch
+from tessera.training.data.batch import Batch, PackedBatch, make_batch
 from tessera.training.data.columns import FeatureColumns, LabelColumn, SparseColumn
-from tessera.training.data.dataset import DatasetView
+from tessera.training.data.dataset import DatasetView, PacksRows, packing
 from tessera.training.data.loader import BatchLoader
+from tests.patience import PATIENCE_S
 
 
 class Numbers:
@@ -187,7 +190,9 @@ def prefetches() -> Callable[[], bool]:
 
     def found() -> bool:
         since = set(threading.enumerate()) - before
-        return any(thread.name.startswith("tessera-prefetch") for thread in since)
+        return any(
+            thread.name.startswith(("tessera-prefetch", "tessera-window")) for thread in since
+        )
 
     return found
 
@@ -224,6 +229,71 @@ def test_several_threads_make_the_same_batches_in_the_same_order(count: int) -> 
 
 def twice(batch: Batch) -> Batch:
     return dataclasses.replace(batch, labels=2 * batch.labels)
+
+
+def test_the_next_window_is_shuffled_while_one_is_read(
+    small_windows: None, monkeypatch: pytest.MonkeyPatch, prefetches: Callable[[], bool]
+) -> None:
+    drawn: queue.SimpleQueue[int] = queue.SimpleQueue()
+    draw = dataset_module._ShuffledOrder._draw
+
+    def noted(order: Any, number: int) -> np.ndarray:
+        drawn.put(number)
+        return draw(order, number)
+
+    monkeypatch.setattr(dataset_module._ShuffledOrder, "_draw", noted)
+    order = view(100).order(0, seed=1, threads=1)  # windows of 15 rows, the last one of 10
+    for start, windows in ((0, [0, 1]), (10, []), (20, [2]), (95, [6])):
+        order.place(start, start + 5)
+        assert [drawn.get(timeout=PATIENCE_S) for _ in windows] == windows
+    order.close()
+    assert drawn.empty()
+    assert not prefetches()
+
+
+class PackedNumbers(PackedBatch):
+    """Rows of `Numbers`, packed."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    @property
+    def size(self) -> int:
+        return self._batch.size
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:  # noqa: FBT001, FBT002 - as of torch.Tensor
+        return self._batch.to(device, non_blocking)
+
+
+class PackingNumbers(Numbers, PacksRows):
+    """Numbers that can be packed."""
+
+    def packed(self, rows: np.ndarray) -> PackedNumbers:
+        return PackedNumbers(self.batch(rows))
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_view_that_packs_gives_the_same_rows_packed(prefetch: int) -> None:
+    rows = DatasetView(PackingNumbers(100), range(10, 90))
+    how: dict[str, Any] = {"batch_size": 7, "seed": 5, "prefetch": prefetch, "part": (1, 2)}
+    as_they_are = BatchLoader(rows, shuffle=True, **how)
+    packed = BatchLoader(packing(rows), shuffle=True, finish=twice, numbered=True, **how)
+    given: list[Any] = list(packed.epoch(1, 3))
+    assert all(isinstance(batch, PackedNumbers) for batch in given)
+    made = [batch.to(torch.device("cpu")) for batch in given]
+    expected = list(as_they_are.epoch(1, 3))
+    assert [batch.size for batch in given] == [batch.size for batch in expected]
+    assert [batch.labels.tolist() for batch in made] == [
+        batch.labels.tolist() for batch in expected
+    ]
+    # In the view's own order nothing is packed, as in evaluations.
+    in_order = BatchLoader(packing(rows), shuffle=False, **how)
+    assert all(isinstance(batch, Batch) for batch in in_order.epoch(0))
+
+
+def test_a_view_whose_dataset_does_not_pack_stays_as_it_is() -> None:
+    rows = view(10)
+    assert packing(rows) is rows
 
 
 def test_no_more_is_made_ahead_than_asked_for() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from tessera.errors import UserError
 from tessera.training.data import open_data
+from tessera.training.data.criteo import PackedRows
+from tessera.training.data.dataset import packing
 from tessera.training.distributed.model.model_parallel import DistributedModelParallel
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tessera.training.trained import load_trained
 from tessera.training.trainer.assembly import assemble
 from tessera.training.trainer.fitting import fit_transforms
 from tessera.training.trainer.logs import read_metrics
@@ -22,10 +27,14 @@ from tests.trainer.tiny_runs import changed
 
 @pytest.fixture
 def assembly(tiny):
-    train_rows = open_data(tiny.data, progress=False).train
+    return assembled(tiny)
+
+
+def assembled(config):
+    train_rows = open_data(config.data, progress=False).train
     transforms = train_rows.dataset.columns.transforms()
     return assemble(
-        tiny,
+        config,
         transforms=transforms,
         fitted=fit_transforms(transforms, train_rows, progress=False),
         labels=train_rows.dataset.columns.labels,
@@ -48,6 +57,19 @@ class LooksAtValues(nn.Module):
 def test_auto_is_plain_on_a_cpu(assembly):
     assert chosen_pipeline("auto", assembly.model) == "plain"
     assert chosen_pipeline("sparse_dist", assembly.model) == "sparse_dist"
+
+
+def test_auto_is_plain_with_one_gpu(assembly, monkeypatch):
+    monkeypatch.setattr(assembly.model, "device", torch.device("cuda"))
+    assert chosen_pipeline("auto", assembly.model) == "sparse_dist"
+    assert chosen_pipeline("auto", assembly.model, alone=True) == "plain"
+    assert chosen_pipeline("sparse_dist", assembly.model, alone=True) == "sparse_dist"
+
+
+def test_a_model_in_bfloat16_can_be_traced(tiny):
+    """`torch.autocast` takes no device of a batch that is not there yet."""
+    model = assembled(changed(tiny, precision="bf16")).model
+    assert chosen_pipeline("sparse_dist", model) == "sparse_dist"
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -74,6 +96,33 @@ def test_the_ids_of_the_tables_are_sent_ahead(assembly, tiny):
     give_model_back(pipeline)
     assert "forward" not in vars(tables)
     assert losses[0] > losses[-1]
+
+
+def test_packed_batches_change_no_bit_of_a_run(tiny, tmp_path, monkeypatch):
+    as_they_are, packed = tmp_path / "as_they_are", tmp_path / "packed"
+    train(tiny, as_they_are, progress=False)
+    made = []
+
+    def opened(*arguments, **options):
+        splits = open_data(*arguments, **options)
+        return replace(splits, train=packing(splits.train))
+
+    def to(own, *arguments, **options):
+        made.append(own.size)
+        return given_to(own, *arguments, **options)
+
+    given_to = PackedRows.to
+    monkeypatch.setattr("tessera.training.trainer.run.open_data", opened)
+    monkeypatch.setattr(PackedRows, "to", to)
+    train(tiny, packed, progress=False)
+    assert sum(made) == 2 * 320
+    found, expected = (
+        [{**row, "samples_per_second": ""} for row in read_metrics(RunFolder(out).metrics)]
+        for out in (packed, as_they_are)
+    )
+    assert found == expected
+    ours, theirs = (load_trained(out).model.state_dict() for out in (packed, as_they_are))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_epochs_without_an_evaluation(tiny, tmp_path):

@@ -38,6 +38,7 @@ from tessera.training.bench.scaling import CRITEO_ROWS, DIM, Settings, measure_w
 from tessera.training.data.config import DataConfig
 from tessera.training.data.criteo_format import SPARSE_NAMES
 from tessera.training.data.datagen import generate
+from tessera.training.data.dataset import packing
 from tessera.training.data.formats.criteo import CriteoConfig
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
@@ -160,6 +161,8 @@ def loader_speed(args: argparse.Namespace, config: DataConfig, threads: int) -> 
     """Rows per second of one rank's loader alone, shuffled, in host memory."""
     view = open_data(config, progress=False).train
     on_gpu = args.device == "cuda"
+    if on_gpu:
+        view = packing(view)
     loader = BatchLoader(
         view,
         batch_size=args.batch_size,

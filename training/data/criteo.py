@@ -5,24 +5,28 @@ What the 41 words are is in `criteo_format`.  A row takes 164 bytes; nothing is 
 asked for.
 
 Rows lie one after the other, because a shuffled epoch reads them one by one: three cache lines of
-a row in one place cost far less than 41 in 41 places.  Turning a batch into columns costs as much
-as reading it.
+a row in one place cost far less than 41 in 41 places.  Turning a batch into columns costs a processor more
+than reading it, so a GPU that trains does that itself (`PackedRows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from tessera.training.data import criteo_format as fmt
-from tessera.training.data.batch import Batch, make_batch
+from tessera.training.data.batch import Batch, PackedBatch, make_batch
 from tessera.training.data.criteo_read import read_criteo
-from tessera.training.data.dataset import Rows
+from tessera.training.data.dataset import PacksRows, Rows
 from tessera.training.data.malformed import MalformedReport, Progress
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 ROWS_FILE = "rows.bin"
 
@@ -52,7 +56,7 @@ def write_criteo(
     return {"rows": rows, "malformed": malformed.to_json()}
 
 
-class CriteoDataset:
+class CriteoDataset(PacksRows):
     """The rows of a prepared folder; see `Dataset` for the methods."""
 
     columns = fmt.COLUMNS
@@ -67,9 +71,21 @@ class CriteoDataset:
     def batch(self, rows: Rows) -> Batch:
         """The rows with these numbers, in this order."""
         records = np.empty((len(rows), fmt.ROW_WORDS), np.uint32)
+        self._gather(rows, records)
+        return _to_batch(records)
+
+    def _gather(self, rows: Rows, records: Words) -> None:
         # Rows are in range; with another mode numpy would copy the result once more.
         np.take(self._words, rows, axis=0, out=records, mode="clip")
-        return _to_batch(records)
+
+    def packed(self, rows: Rows) -> PackedRows:
+        """See `PacksRows`."""
+        pinned = torch.cuda.is_available()
+        words = torch.empty((len(rows), fmt.ROW_WORDS), dtype=torch.int32, pin_memory=pinned)
+        records = words.numpy().view(np.uint32)
+        self._gather(rows, records)
+        present = np.ascontiguousarray(records[:, fmt.PRESENT_WORD])
+        return PackedRows(words, int(np.count_nonzero(np.unpackbits(present.view(np.uint8)))))
 
     def take(self, start: int, stop: int) -> Batch:
         """Rows ``start`` to ``stop - 1``."""
@@ -100,3 +116,49 @@ def _to_batch(records: Words) -> Batch:
         values=values,
         labels=records[:, fmt.LABEL_WORD].copy().view(np.float32),
     )
+
+
+@dataclass(frozen=True)
+class PackedRows(PackedBatch):
+    """Prepared rows in host memory.
+
+    Attributes:
+        words: ``[B, 41]`` int32, the bits of the prepared rows.
+        ids: how many of the rows' categories are there.
+    """
+
+    words: Tensor
+    ids: int
+
+    @property
+    def size(self) -> int:
+        """See `PackedBatch`."""
+        return len(self.words)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:  # noqa: FBT001, FBT002 - as of torch.Tensor
+        """See `PackedBatch`; the host does not wait for the device."""
+        words = self.words.to(device, non_blocking=non_blocking)
+        bits_F1 = torch.arange(fmt.NUM_SPARSE, dtype=torch.int32, device=device).unsqueeze(1)
+        lengths = (words[:, fmt.PRESENT_WORD] >> bits_F1).bitwise_and_(1).flatten()
+        offsets = torch.empty(len(lengths) + 1, dtype=torch.int64, device=device)
+        offsets[:1] = 0
+        torch.cumsum(lengths, 0, dtype=torch.int64, out=offsets[1:])
+        categories_FB = words[:, fmt.SPARSE_WORDS].view(torch.uint32).t()
+        values = categories_FB.to(torch.int64, memory_format=torch.contiguous_format).flatten()
+        if self.ids < len(values):
+            # The n-th id that is there goes to place n, from 1 on, and what is missing to place 0.
+            places = offsets[1:] * lengths
+            values = values.new_empty(self.ids + 1).scatter_(0, places, values)[1:]
+        numbers = words.view(torch.float32)
+        return Batch(
+            numbers[:, fmt.DENSE_WORDS],
+            KeyedJaggedTensor(
+                list(fmt.SPARSE_NAMES),
+                values,
+                lengths=lengths,
+                offsets=offsets,
+                stride=self.size,
+                validate=False,
+            ),
+            numbers[:, fmt.LABEL_WORD],
+        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.training.data.batch import Batch
+from tessera.training.data.batch import Batch, PackedBatch
 from tessera.training.data.columns import FeatureColumns
 from tessera.training.data.malformed import MalformedReport
 
@@ -47,6 +48,14 @@ class Dataset(Described, Protocol):
 
     def labels(self, rows: Rows) -> npt.NDArray[np.float32]:
         """``[len(rows)]`` labels, 0 or 1."""
+
+
+class PacksRows(ABC):
+    """A `Dataset` that can leave it to the device to make a batch of its rows."""
+
+    @abstractmethod
+    def packed(self, rows: Rows) -> PackedBatch:
+        """The rows with these numbers, in this order, in page-locked memory where there is a GPU."""
 
 
 class EpochOrder(Protocol):
@@ -148,10 +157,12 @@ class DatasetView:
         dataset: where the rows are.
         rows: their numbers, each at most once, as an int64 array (which may be memory-mapped)
             or a range of step 1.
+        packs: whether shuffled batches come as a `PackedBatch`; the dataset is one that `PacksRows`.
     """
 
     dataset: Dataset
     rows: Rows | range
+    packs: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -168,9 +179,16 @@ class DatasetView:
         return self.dataset.labels(self.slice(0, len(self) if limit is None else limit))
 
     def order(self, epoch: int, *, seed: int | None, threads: int) -> EpochOrder:
-        """See `View.order`; nothing is read ahead of a batch."""
+        """See `View.order`; nothing is read ahead of a batch, and one thread shuffles ahead."""
         del threads
         return _OwnOrder(self) if seed is None else _ShuffledOrder(self, seed=seed, epoch=epoch)
+
+
+def packing(view: View) -> View:
+    """A view of the same rows whose shuffled batches come packed, or ``view`` where its dataset does not."""
+    if isinstance(view, DatasetView) and isinstance(view.dataset, PacksRows):
+        return replace(view, packs=True)
+    return view
 
 
 def cut_evenly(start: int, stop: int, part: Part) -> tuple[int, int]:
@@ -221,7 +239,9 @@ class _ShuffledOrder:
         ]
         sizes = [sum(map(self._block_rows, window)) for window in self._windows]
         self._bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        self._cached: tuple[int, Rows] | None = None
+        # Shuffling a window takes as long as training on many of its rows: it is done ahead.
+        self._drawing = ThreadPoolExecutor(1, "tessera-window")
+        self._drawn: dict[int, Future[Rows]] = {}
 
     def place(self, start: int, stop: int, part: Part = (0, 1)) -> Rows:
         """Row numbers at places ``start`` to ``stop - 1`` of the epoch."""
@@ -235,28 +255,40 @@ class _ShuffledOrder:
             window += 1
         return np.concatenate(parts)
 
-    def gather(self, place: Rows) -> Batch:
-        return _numbered(self._view.dataset.batch(place), place)
+    def gather(self, place: Rows) -> Any:
+        """A `Batch`, or a `PackedBatch` where the view packs."""
+        dataset = self._view.dataset
+        if self._view.packs:
+            assert isinstance(dataset, PacksRows)
+            return dataset.packed(place)
+        return _numbered(dataset.batch(place), place)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Shuffle no further."""
+        self._drawing.shutdown(cancel_futures=True)
 
     def _block_rows(self, block: int) -> int:
         return min(BLOCK_ROWS, len(self._view) - block * BLOCK_ROWS)
 
     def _window(self, number: int) -> Rows:
-        if self._cached is None or self._cached[0] != number:
-            self._cached = None  # before the next one is made: one window at a time in memory
-            rows = np.concatenate(
-                [
-                    self._view.slice(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS)
-                    for block in map(int, self._windows[number])
-                ]
-            )
-            # number + 1: a trailing 0 would be the generator that drew the blocks
-            np.random.default_rng((*self._key, number + 1)).shuffle(rows)
-            self._cached = (number, rows)
-        return self._cached[1]
+        """The rows of a window; the next one is shuffled from now on, and those before it forgotten."""
+        for passed in [key for key in self._drawn if key < number]:
+            del self._drawn[passed]
+        for key in (number, number + 1):
+            if key not in self._drawn and key < len(self._windows):
+                self._drawn[key] = self._drawing.submit(self._draw, key)
+        return self._drawn[number].result()
+
+    def _draw(self, number: int) -> Rows:
+        rows = np.concatenate(
+            [
+                self._view.slice(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS)
+                for block in map(int, self._windows[number])
+            ]
+        )
+        # number + 1: a trailing 0 would be the generator that drew the blocks
+        np.random.default_rng((*self._key, number + 1)).shuffle(rows)
+        return rows
 
 
 @dataclass(frozen=True)

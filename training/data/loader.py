@@ -9,14 +9,15 @@ Shuffling is by windows, so that memory does not grow with the data.  A table ha
 neighbouring rows (see `tessera.training.data.dataset`); the blocks are drawn in random order,
 `WINDOW_BLOCKS` at a time, and the rows of such a window are shuffled together.  A view of up to one
 window is therefore shuffled perfectly; in a larger one every window still mixes rows from all over
-the data, while the disk is read in runs of `BLOCK_ROWS` rows.  Held in memory: one window of row
-numbers (8 MiB) and ``prefetch + 2`` batches.
+the data, while the disk is read in runs of `BLOCK_ROWS` rows.  Held in memory: the row numbers of the
+window that is read and of the next one (8 MiB each), and ``prefetch + 2`` batches.
 
 Several ranks that train together make the parts of one batch each (`BatchLoader`'s ``part``).  The batch,
 as a set of rows, is that of one rank, whatever their number.
 
 One thread draws the order and hands the row numbers of each batch to ``threads`` that gather them;
-the batches come out in the order, whoever is done first.
+the batches come out in the order, whoever is done first.  A window is shuffled by a thread of its own while
+the one before it is read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from tessera.training.data.batch import Batch
+from tessera.training.data.batch import Batch, PackedBatch
 from tessera.training.data.dataset import EpochOrder, Part, View, cut_evenly
 
 
@@ -35,12 +36,12 @@ class BatchLoader:
     """Batches of ``view``, epoch by epoch.
 
     Args:
-        view: the rows.
+        view: the rows.  Where it packs, shuffled batches are `PackedBatch`es.
         batch_size: samples in a batch; the last one of an epoch may be smaller.
         shuffle: whether an epoch's order is random (see the module) or the view's own.
         seed: of the random order.
         drop_last: leave out a last batch that is smaller than ``batch_size``.
-        prefetch: batches that are made ahead of the consumer; 0: none, and no thread.
+        prefetch: batches that are made ahead of the consumer; 0: none, and no thread makes them.
         threads: how many make them.
         finish: what is done to each batch by the thread that made it, e.g. pinning its memory.
         numbered: whether batches hold the ``row_numbers`` of the dataset, and otherwise none.
@@ -124,8 +125,10 @@ class BatchLoader:
         with contextlib.closing(self._view.order(epoch, seed=seed, threads=self._threads)) as order:
             places = self._places(order, start, stop)
 
-            def gather(place: Any) -> Batch:
-                batch = order.gather(place)
+            def gather(place: Any) -> Any:
+                batch: Any = order.gather(place)
+                if isinstance(batch, PackedBatch):
+                    return batch  # it has no numbers, and lies where the device copies from
                 batch.row_numbers = batch.row_numbers if self._numbered else None
                 return batch if self._finish is None else self._finish(batch)
 

@@ -280,7 +280,7 @@ def assemble(
         positive_weights=config.train.positive_weights,
     )
     precision = config.train.precision
-    model = ModelWithLoss(ranking, losses, ranks=ranks, precision=precision)
+    model = ModelWithLoss(ranking, losses, ranks=ranks, device=device, precision=precision)
     embedding, dense = config.train.embedding_optimizer, config.train.dense_optimizer
     fused = {
         "optimizer": _FUSED[embedding.name],

@@ -19,8 +19,8 @@ from typing import Any
 
 from tessera.errors import UserError
 from tessera.training.config import TrainConfig
-from tessera.training.data.batch import Batch
-from tessera.training.data.dataset import DataSplits
+from tessera.training.data.batch import Batch, PackedBatch
+from tessera.training.data.dataset import DataSplits, packing
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.table.follow import FolderStream
 from tessera.training.data.table.stream_loader import StreamLoader
@@ -34,7 +34,7 @@ from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.publishing import Publishing
 from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation
 from tessera.training.trainer.split_metrics import LabelEvaluation, SplitEvaluation
-from tessera.training.trainer.step import PendingLosses, StepBatch
+from tessera.training.trainer.step import PackedStep, PendingLosses, StepBatch
 
 MOST_PENDING = 256
 """After so many steps a GPU's losses are looked at, whatever is logged."""
@@ -78,14 +78,18 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         device = self.assembly.model.device
         threads = 1 if device.type == "cpu" else GPU_LOADER_THREADS
+        # Target statistics leave out the fold of the row itself.
+        numbered = self.assembly.preparation.preprocessor.statistics is not None
+        self._sampler = self.assembly.item_sampler(seed=self.config.seed)
         train = self.splits.train
+        if device.type != "cpu" and not numbered and self._sampler is None:
+            train = packing(train)
         how: dict[str, Any] = {
             "batch_size": self.config.batch_size,
             "prefetch": 2 * threads,
             "threads": threads,
             "finish": None if device.type == "cpu" else Batch.pin_memory,
-            # Target statistics leave out the fold of the row itself.
-            "numbered": self.assembly.preparation.preprocessor.statistics is not None,
+            "numbered": numbered,
             "part": (self.assembly.ranks.rank, self.assembly.ranks.world_size),
         }
         self._loader: BatchLoader | StreamLoader = (
@@ -96,7 +100,6 @@ class TrainingLoop:
         self._evaluated_step: int | None = None
         waits = isinstance(train, FolderStream)
         self._pipeline = make_pipeline(self.config.pipeline, self.assembly, waits=waits)
-        self._sampler = self.assembly.item_sampler(seed=self.config.seed)
         self._losses = PendingLosses(self.assembly.ranks)
         self._last_loss = math.nan
         self._row_began = 0.0
@@ -156,7 +159,7 @@ class TrainingLoop:
             return False
         return progress.done or not self.should_stop()
 
-    def _batches(self) -> Iterator[StepBatch]:
+    def _batches(self) -> Iterator[StepBatch | PackedStep]:
         """The batches up to the next evaluation, across epochs if need be.
 
         Dropping the iterator stops the loader's threads.
@@ -167,17 +170,26 @@ class TrainingLoop:
             stop = last if every is None else min(last, batch + every - step % every)
             made, order = batch, self.progress.before.epochs + epoch
             for given in self._loader.epoch(order, batch, stop):
-                number, samples, taken = made, self._loader.batch_rows(made), given
-                if self._sampler is not None:
-                    taken = self._sampler.sampled(given, order, number, samples)
+                samples = self._loader.batch_rows(made)
+                yield self._prepared(given, order, made, samples)
                 made += 1
-                yield StepBatch(taken, samples, self.assembly.preparation)
             if made < stop:
                 return  # a growing folder has ended, or nothing arrives and it is asked to stop
             step += stop - batch
             if self._is_evaluated(step, ended_epoch=epoch if stop == last else None):
                 return
             epoch, batch = epoch + 1, 0
+
+    def _prepared(
+        self, given: Batch | PackedBatch, epoch: int, number: int, samples: int
+    ) -> StepBatch | PackedStep:
+        """What a pipeline takes of batch ``number`` of ``epoch``."""
+        preparation = self.assembly.preparation
+        if isinstance(given, PackedBatch):
+            return PackedStep(given, samples, preparation)
+        if self._sampler is not None:
+            given = self._sampler.sampled(given, epoch, number, samples)
+        return StepBatch(given, samples, preparation)
 
     def _has_ended(self) -> bool:
         """Whether a growing folder has ended, which is then evaluated; False: it is asked to stop."""
@@ -199,7 +211,7 @@ class TrainingLoop:
             done is not None and done % self.config.eval_every_epochs == 0
         )
 
-    def _step(self, batches: Iterator[StepBatch]) -> None:
+    def _step(self, batches: Iterator[StepBatch | PackedStep]) -> None:
         """One step: train, count, log if due."""
         progress = self.progress
         factor = self.config.schedule.factor(step=progress.step, total_steps=self.total_steps)

@@ -40,16 +40,18 @@ class TrainPipelineInOrder(TrainPipelineBase[Any, Any]):
         return losses, output
 
 
-def chosen_pipeline(name: PipelineName, model: DistributedModelParallel) -> str:
+def chosen_pipeline(
+    name: PipelineName, model: DistributedModelParallel, *, alone: bool = False
+) -> str:
     """The pipeline that ``train.pipeline`` means for this model, a key of `PIPELINES`.
 
-    ``auto`` is ``plain`` on the CPU, where nothing overlaps, and for models that cannot be
-    traced; otherwise ``sparse_dist``.
+    ``auto`` is ``plain`` on the CPU, where nothing overlaps, with one rank (``alone``), whose ids travel
+    nowhere, and for models that cannot be traced; otherwise ``sparse_dist``.
 
     Raises:
         UserError: the pipeline that is asked for cannot run this model.
     """
-    if name == "plain" or (name == "auto" and model.device.type == "cpu"):
+    if name == "plain" or (name == "auto" and (alone or model.device.type == "cpu")):
         return "plain"
     try:
         trace(get_unwrapped_module(model))
@@ -67,7 +69,7 @@ def make_pipeline(
 
     ``waits``: batches come as rows arrive.  On the CPU a step then does not wait for the next batch.
     """
-    kind = PIPELINES[chosen_pipeline(name, assembly.model)]
+    kind = PIPELINES[chosen_pipeline(name, assembly.model, alone=assembly.ranks.alone)]
     if waits and kind is TrainPipelineBase and assembly.model.device.type == "cpu":
         kind = TrainPipelineInOrder
     # Their constructors are alike; the base class leaves the constructor open.

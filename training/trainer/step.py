@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tessera.training.data.batch import Batch
+from tessera.training.data.batch import Batch, PackedBatch
 from tessera.training.models.ranking import RankingModel
 from tessera.training.models.retrieval import RetrievalArch
 from tessera.training.modules.hashing import FeatureHasher
@@ -72,6 +73,26 @@ class StepBatch(Pipelineable):
         return StepBatch(there, self.samples, None)
 
 
+@dataclass(frozen=True)
+class PackedStep(Pipelineable):
+    """This rank's part of a step's samples, still packed.
+
+    Attributes:
+        batch: the part, as the loader gives it.
+        samples: all ranks' samples of the step.
+        preparation: what prepares it, on the device that `to` is given.
+    """
+
+    batch: PackedBatch
+    samples: int
+    preparation: Preparation
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> StepBatch:  # noqa: FBT001, FBT002 - as of torch.Tensor
+        """The batch on ``device``, prepared."""
+        there = self.batch.to(device, non_blocking=non_blocking)
+        return StepBatch(self.preparation(there), self.samples, None)
+
+
 class ModelWithLoss(nn.Module):
     """The parts of a `RankingModel` that have a state, under their names in it, and the loss.
 
@@ -79,6 +100,7 @@ class ModelWithLoss(nn.Module):
         model: the ranking model; its parts are shared.
         losses: of its labels.
         ranks: who trains together.
+        device: where it is trained.
         precision: what the layers compute in; see `tessera.training.trainer.precision`.
     """
 
@@ -88,6 +110,7 @@ class ModelWithLoss(nn.Module):
         losses: Losses,
         *,
         ranks: Ranks,
+        device: torch.device,
         precision: Precision = "fp32",
     ) -> None:
         super().__init__()
@@ -96,7 +119,8 @@ class ModelWithLoss(nn.Module):
         self.arch = model.arch
         self._losses = losses
         self._ranks = ranks
-        self._precision = precision
+        # Not the batch's device: where a pipeline traces the model, that is not one yet.
+        self._layers = partial(layers_in, precision, device)
         self._for_retrieval = isinstance(model.arch, RetrievalArch)
 
     def forward(self, step: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -113,7 +137,7 @@ class ModelWithLoss(nn.Module):
         if self._for_retrieval:
             return self._retrieve(step)
         dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
-        with layers_in(self._precision, batch.dense_features.device):
+        with self._layers():
             outputs = self.arch(dense, batch.sparse_features)
         outputs = outputs.float()
         if self._ranks.alone:
@@ -140,7 +164,7 @@ class ModelWithLoss(nn.Module):
         """The users' vectors ``[B, D]`` and those of all items of the batch; the model is for retrieval."""
         arch: Any = self.arch
         dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
-        with layers_in(self._precision, batch.dense_features.device):
+        with self._layers():
             users, items = arch.vectors(dense, batch.sparse_features, users=batch.size)
         return users.float(), items.float()
 
