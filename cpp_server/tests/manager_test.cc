@@ -87,7 +87,11 @@ class ManagerTest : public testing::Test {
                                                      serving = now;
                                                    },
                                                .gone = [this](const std::string&) { gone = true; },
-                                               .started = [this] { started.set_value(); }};
+                                               .started = [this] { started.set_value(); },
+                                               .left =
+                                                   [this](const LoadedPackage& package) {
+                                                     if (package.runner != nullptr) ++left;
+                                                   }};
     manager = std::make_unique<RepositoryManager>(config, std::vector<RepositoryManager::Fixed>(),
                                                   registry, list, load_text, warm_up, listener,
                                                   clock, log);
@@ -135,6 +139,7 @@ class ManagerTest : public testing::Test {
   std::atomic<bool> serving = false;
   std::atomic<bool> gone = false;
   std::atomic<bool> trouble = false;  // the listener throws
+  std::atomic<int> left = 0;          // packages of versions that have left
   std::promise<void> started;
   std::unique_ptr<RepositoryManager> manager;
 };
@@ -148,6 +153,7 @@ TEST_F(ManagerTest, ServesTheNewestAndGivesBackTheOldOne) {
   put(2, "good");
   until([&] { return answering() == "2"; });
   until([&] { return entry("1").state == VersionState::kUnavailable; });
+  until([&] { return left == 1; });
   EXPECT_EQ(registry.loaded().size(), 1u);
   EXPECT_EQ(list.all().size(), 2u);  // the first one is in its folder still
   fs::remove_all(folder / "m" / "1");

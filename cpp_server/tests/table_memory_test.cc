@@ -265,6 +265,110 @@ TEST_F(KeptTableTest, StaysWhatItIsOnceItIsFound) {
   EXPECT_TRUE(std::ranges::equal(table->content(), content));
 }
 
+// Tables of a version that is kept: lent to the system as a whole.
+class LentTablesTest : public KeptTableTest {
+ protected:
+  TableStore::Tables make() {
+    TableStore::Tables tables;
+    for (const char* sha256 : {"aa", "bb"}) {
+      tables.push_back(store_.make(kBytes));
+      fill_with_pages(*tables.back());
+      store_.add(listed(kBytes, sha256), "file", tables.back());
+    }
+    place_ = tables.front()->content();
+    content_.assign(place_.begin(), place_.end());
+    return tables;
+  }
+
+  std::vector<std::byte> content_;
+};
+
+TEST_F(LentTablesTest, AreTheSystemsMeanwhileAndNobodyElses) {
+  const TableStore::Tables tables = make();
+  const std::uint64_t before = lazily_free_bytes();
+  for (int times = 0; times < 3; ++times) {
+    ASSERT_TRUE(store_.lend(tables));
+    EXPECT_GE(lazily_free_bytes(), before + 2 * kBytes / 8 * 7);
+    EXPECT_EQ(store_.find(kRecord, "file"), nullptr);
+    EXPECT_NE(store_.make(kBytes)->content().data(), place_.data());
+    ASSERT_TRUE(store_.take_back(tables));
+    EXPECT_LT(lazily_free_bytes(), before + 2 * kBytes / 8);
+    EXPECT_TRUE(std::ranges::equal(tables[0]->content(), content_));
+    EXPECT_TRUE(std::ranges::equal(tables[1]->content(), content_));
+    EXPECT_EQ(store_.find(kRecord, "another file"), tables[0]);
+  }
+}
+
+TEST_F(LentTablesTest, AreNotTakenBackWhereTheSystemHasTakenAPageOfOne) {
+  TableStore::Tables tables = make();
+  ASSERT_TRUE(store_.lend(tables));
+  take_page(2);
+  EXPECT_FALSE(store_.take_back(tables));
+  EXPECT_EQ(store_.find(kRecord, "file"), nullptr);
+  tables.clear();
+  // What was whole is kept with its content, the other one's memory alone.
+  EXPECT_EQ(store_.find(kRecord, "file"), nullptr);
+  EXPECT_NE(store_.find(listed(kBytes, "bb"), "file"), nullptr);
+  EXPECT_EQ(store_.make(kBytes)->content().data(), place_.data());
+}
+
+TEST_F(LentTablesTest, AreNotLentWhileOthersUseOne) {
+  const TableStore::Tables tables = make();
+  const std::uint64_t before = lazily_free_bytes();
+  auto other = store_.find(kRecord, "another file");
+  ASSERT_NE(other, nullptr);
+  EXPECT_FALSE(store_.lend(tables));
+  EXPECT_LT(lazily_free_bytes(), before + kBytes / 8);
+  EXPECT_EQ(store_.find(kRecord, "file"), other);
+  other.reset();
+  EXPECT_TRUE(store_.lend(tables));
+}
+
+TEST_F(LentTablesTest, AreFoundByWhoHasTheLastOfThemOnce) {
+  TableStore::Tables tables = make();
+  const auto other = store_.find(kRecord, "another file");
+  tables.clear();  // who read it lets go of it
+  EXPECT_EQ(store_.find(kRecord, "file"), other);
+  EXPECT_TRUE(store_.lend({other}));
+  EXPECT_TRUE(store_.take_back({other}));
+}
+
+TEST_F(LentTablesTest, AreNotLentWithoutAContent) {
+  const TableStore::Tables tables{store_.make(kBytes)};
+  EXPECT_FALSE(store_.lend(tables));
+}
+
+TEST_F(LentTablesTest, GoBackToTheSystemWhereTheyAreToBeKeptNoMore) {
+  TableStore::Tables tables = make();
+  const std::uint64_t before = lazily_free_bytes();
+  ASSERT_TRUE(store_.lend(tables));
+  for (const auto& table : tables) table->keep_no_more();
+  EXPECT_GE(lazily_free_bytes(), before + 2 * kBytes / 8 * 7);
+  tables.clear();  // what is kept is lazily free, too
+  EXPECT_LT(lazily_free_bytes(), before + kBytes / 8);
+}
+
+TEST_F(LentTablesTest, AreFoundAndLeftByThreadsAtOnce) {
+  TableStore::Tables tables = make();
+  std::vector<std::jthread> threads;
+  threads.reserve(3);
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([this] {
+      for (int i = 0; i < 200; ++i) {
+        const auto found = store_.find(kRecord, "file");
+        if (found != nullptr) {
+          EXPECT_EQ(found->content()[0], content_[0]);
+        }
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    if (store_.lend(tables)) {
+      EXPECT_TRUE(store_.take_back(tables));
+    }
+  }
+}
+
 TEST(PageMarksTest, FindEachPageThatIsGoneWhereverItsFirstByteIs) {
   constexpr std::size_t kPages = 64;
   SpareMemory spare;

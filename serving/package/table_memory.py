@@ -141,7 +141,7 @@ class _Mapping:
 
     @property
     def hashes(self) -> tuple[str, ...] | None:
-        """Those of its content; None: it has not been told."""
+        """The hashes of its content, where that was told."""
         return None if self._told is None else self._told[1]
 
     def tell(self, file: FileIdentity, hashes: tuple[str, ...]) -> None:

@@ -214,6 +214,11 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   package.runner = std::move(runner);
   package.load_time = steps.total();
   package.steps = steps.all();
+  if (on_cpu && !options.only_try && !options.follow) {
+    package.origin = {.file = checked->file->identity(),
+                      .tables = opening.tables_in_memory(),
+                      .other_bytes = opening.other_bytes()};
+  }
   return package;
 }
 

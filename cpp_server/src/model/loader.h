@@ -12,9 +12,11 @@
 // effect: torch's fusion strategy for the process is set to no fusion.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,6 +29,7 @@
 #include "package/format_rules.h"
 #include "package/manifest.h"
 #include "package/signature.h"
+#include "package/table_memory.h"
 
 namespace tessera {
 
@@ -66,6 +69,14 @@ struct LoadOptions {
       nullptr;
 };
 
+// What a package was loaded from that can be kept for when its version comes again
+// (kept_packages.h).
+struct PackageOrigin {
+  std::string file;  // PackageFile::identity
+  std::vector<std::shared_ptr<TableMemory>> tables;
+  std::uint64_t other_bytes = 0;  // of the file's other records
+};
+
 // A package that has passed every check and is ready for its first request.
 struct LoadedPackage {
   std::string path;
@@ -74,6 +85,7 @@ struct LoadedPackage {
   std::unique_ptr<Runner> runner;
   Duration load_time{0};
   std::vector<std::pair<std::string, Duration>> steps;  // that it consists of, in their order
+  std::optional<PackageOrigin> origin;                  // nothing: it cannot be kept
   std::unique_ptr<FileHash> file_hash;                  // last: ends before what it reads
 };
 

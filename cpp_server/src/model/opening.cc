@@ -113,7 +113,7 @@ Opening::Opening(const Records& records, const Manifest& manifest, std::set<std:
   for (auto& [name, table] : kept_->tables) {
     const auto memory = TableStore::shared().find(manifest_.records.at(name), file);
     if (memory == nullptr) continue;
-    table = {.content = memory->content(), .owner = memory, .read = nullptr};
+    table = {.content = memory->content(), .owner = memory, .memory = memory, .read = false};
   }
 }
 
@@ -123,13 +123,15 @@ Destination Opening::place(const std::string& name, const Record& record) {
     if (file_.owner != nullptr) {
       table->second = {.content = file_.content.subspan(record.offset, record.bytes),
                        .owner = file_.owner,
-                       .read = nullptr};
+                       .memory = nullptr,
+                       .read = false};
       return {.known = true};
     }
     const bool known = table->second.owner != nullptr;
     if (!known) {
-      const auto memory = std::make_shared<TableMemory>(record.bytes);
-      table->second = {.content = memory->content(), .owner = memory, .read = memory};
+      const auto memory = TableStore::shared().make(record.bytes);
+      table->second = {
+          .content = memory->content(), .owner = memory, .memory = memory, .read = true};
     }
     return {.place = table->second.content, .known = known};
   }
@@ -140,8 +142,8 @@ Destination Opening::place(const std::string& name, const Record& record) {
 void Opening::share_tables() const {
   if (sharing_ == Sharing::kNo) return;
   for (const auto& [name, table] : kept_->tables) {
-    if (table.read == nullptr) continue;
-    TableStore::shared().add(manifest_.records.at(name), records_.file().identity(), table.read);
+    if (!table.read) continue;
+    TableStore::shared().add(manifest_.records.at(name), records_.file().identity(), table.memory);
   }
 }
 
@@ -151,6 +153,20 @@ std::span<const std::byte> Opening::content(const std::string& name) const {
     throw PackageError(records_.file().path(), "record '" + name + "' is missing");
   }
   return found->second;
+}
+
+std::vector<std::shared_ptr<TableMemory>> Opening::tables_in_memory() const {
+  std::vector<std::shared_ptr<TableMemory>> all;
+  for (const auto& [name, table] : kept_->tables) {
+    if (table.memory != nullptr) all.push_back(table.memory);
+  }
+  return all;
+}
+
+std::uint64_t Opening::other_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, content] : kept_->contents) bytes += content.size();
+  return bytes;
 }
 
 Contents Opening::contents(bool unchanging) const {

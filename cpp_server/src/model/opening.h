@@ -66,6 +66,10 @@ class Opening {
   // The archive whose records these are.
   const Records& records() const { return records_; }
 
+  // The large tables that are in memory of this process, and what else was placed has.
+  std::vector<std::shared_ptr<TableMemory>> tables_in_memory() const;
+  std::uint64_t other_bytes() const;
+
   // The records that are large tables.
   std::set<std::string> tables() const;
 
@@ -101,8 +105,9 @@ class Opening {
  private:
   struct Table {
     std::span<std::byte> content;
-    std::shared_ptr<const void> owner;  // of the content
-    std::shared_ptr<TableMemory> read;  // the owner where the content was read for this package
+    std::shared_ptr<const void> owner;    // of the content
+    std::shared_ptr<TableMemory> memory;  // the owner where that is memory of this process
+    bool read = false;                    // the content was read for this package
   };
   struct Kept {
     std::map<std::string, std::vector<std::byte>> contents;

@@ -158,6 +158,14 @@ void ServedModel::close() {
   followed_.reset();
 }
 
+LoadedPackage ServedModel::give_up() {
+  metrics_->clear_loaded(*shown_);
+  close();
+  loops_.clear();
+  sessions_.clear();
+  return std::move(package_);
+}
+
 bool ServedModel::arrives(PendingRequest& request, TimePoint now) {
   request.arrival = now;
   if (now < request.deadline) return true;

@@ -92,6 +92,9 @@ class ServedModel final : private ExecutionObserver {
   void drain() { scheduler_.drain(); }
   void close();
 
+  // Closes, and gives the package away; then nothing but the destructor may be called.
+  LoadedPackage give_up();
+
  private:
   // Who computes batches: a worker, or an event loop.
   struct Computer {
@@ -147,7 +150,7 @@ class ServedModel final : private ExecutionObserver {
   Refusal on_failure(const std::exception& failure) override;
   std::vector<Part> cut_again(PendingRequest& request) override;
 
-  const LoadedPackage package_;
+  LoadedPackage package_;
   const std::shared_ptr<ModelMetrics> metrics_;
   const std::shared_ptr<ModelMetrics::Loaded> shown_;
   const Clock& clock_;

@@ -17,13 +17,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/clock.h"
-#include "common/mutex.h"
+#include "common/kept_for.h"
 
 namespace tessera {
 
@@ -40,6 +38,10 @@ struct KeptTable {
   std::string key;
   std::vector<std::uint16_t> marks;  // of the content's pages (csrc/page_marks.h)
 };
+
+// Lets the system take its pages from now on, piece by piece with pauses; false: this system does
+// not do that.
+bool leave_to_system(const Mapping& mapping);
 
 // Gives it back to the system: piece by piece with pauses, so that no other thread waits for long
 // for the address space or for a CPU, for some 100 ms a gigabyte; or where `at_once`, in one call.
@@ -72,19 +74,7 @@ class SpareMemory {
   void keep(KeptTable table);
 
  private:
-  struct Kept {
-    KeptTable table;
-    TimePoint until;
-  };
-
-  void run();
-
-  const Duration keep_for_;
-  Mutex mutex_;
-  Condition changed_;
-  std::deque<Kept> kept_ TESSERA_GUARDED_BY(mutex_);  // the oldest one first
-  bool ends_ TESSERA_GUARDED_BY(mutex_) = false;
-  std::jthread thread_;  // from the first `keep` on
+  KeptFor<KeptTable> kept_;
 };
 
 }  // namespace tessera

@@ -352,7 +352,10 @@ void RepositoryManager::let_go() {
     version = leaving_.erase(version);
     const TimePoint begin = clock_.now();
     // Nobody can find it, so this share is the last.
-    stand_aside([&] { gone.model.reset(); });
+    stand_aside([&] {
+      if (listener_.left != nullptr) listener_.left(gone.model->give_up());
+      gone.model.reset();
+    });
     log_.info("unloaded", {{"model", gone.name},
                            {"version", std::to_string(gone.version)},
                            {"seconds", seconds(clock_.now() - begin)}});

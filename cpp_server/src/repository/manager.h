@@ -59,6 +59,9 @@ class RepositoryManager final : public RepositoryControl {
     std::function<void(const std::string& model, bool serving)> serving;
     std::function<void(const std::string& model)> gone;  // there is no such model any more
     std::function<void()> started;                       // each load of the start has ended
+    // What a version leaves whose last call has been answered, on a thread that stands aside; null:
+    // it is destroyed.
+    std::function<void(LoadedPackage)> left = nullptr;
   };
 
   // A model of --model, with the version in its manifest.

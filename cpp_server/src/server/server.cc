@@ -213,6 +213,8 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
   const auto load = [this, hashes = std::make_shared<FileHashes>()](
                         const std::string& path, const RepositoryManager::Progress& progress,
                         bool beside) {
+    if (auto kept = kept_.take(path); kept.has_value()) return std::move(*kept);
+    kept_.drop();
     LoadOptions options = load_options(config_, trusted_);
     options.file_hashes = hashes;
     options.load_timeout_s = 0;
@@ -254,7 +256,8 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
             grpc_.forget(model);
             recent_.forget(model);
           },
-      .started = [this] { begin_to_serve(); }};
+      .started = [this] { begin_to_serve(); },
+      .left = [this](LoadedPackage package) { kept_.keep(std::move(package)); }};
   return std::make_unique<RepositoryManager>(
       config_, std::move(fixed), registry_, counters_, load, warm_up, std::move(listener), clock_,
       log_,

@@ -24,6 +24,7 @@
 #include "front/server_facts.h"
 #include "front/status_page.h"
 #include "metrics/metrics_page.h"
+#include "model/kept_packages.h"
 #include "model/registry.h"
 #include "observe/call_observer.h"
 #include "package/signature.h"
@@ -85,6 +86,7 @@ class Server {
   SteadyClock clock_;
   const std::vector<PublicKey> trusted_;
   PackageTrials trials_{config_};  // of versions of repositories
+  KeptPackages kept_;              // of them, too
   SignalWaiter signal_waiter_;
   SignalReader signals_;
   Names names_;
