@@ -59,27 +59,18 @@ TEST(PaceTest, WorkThatRunsWhileNothingElseDoesMayHaveAQuarter) {
 // So little of the share of work aside that it pauses on a machine of any number of CPUs.
 constexpr double kLittle = 0.1;
 
-// How long the pauses are behind 5 ms of a CPU.
-Duration pauses_behind_work() {
-  Pace pace([] { return true; });
-  const TimePoint begin = std::chrono::steady_clock::now();
-  compute(5ms);
-  const Duration worked = std::chrono::steady_clock::now() - begin;
-  pace.rest([&](const std::function<void()>& sleep) { sleep(); });
-  return std::chrono::steady_clock::now() - begin - worked;
-}
-
-TEST(PaceTest, AThreadOfTheIdleClassPausesForLess) {
-  if (available_cpus() > 4) GTEST_SKIP() << "pauses are too short to be told apart";
-  // What else the machine does makes either longer, so the shortest of several counts.
-  Duration aside = 1s;
-  Duration idle = 1s;
-  for (int round = 0; round < 5; ++round) aside = std::min(aside, pauses_behind_work());
+TEST(PaceTest, AThreadOfTheIdleClassHasTheShareOfItsClassAsLongAsItWorks) {
+  const int cpus = available_cpus();
+  Pace pace([] { return true; }, CLOCK_THREAD_CPUTIME_ID, kLittle);
+  EXPECT_DOUBLE_EQ(pace.share(), kLittle * aside_share(cpus));
   std::thread([&] {
     ASSERT_TRUE(be_idle());
-    for (int round = 0; round < 5; ++round) idle = std::min(idle, pauses_behind_work());
+    pace.rest();  // this thread goes on with the work
+    EXPECT_DOUBLE_EQ(pace.share(), kLittle * idle_share(cpus));
+    EXPECT_DOUBLE_EQ(Pace().share(), idle_share(cpus));
   }).join();
-  EXPECT_LT(idle, aside);
+  pace.rest();
+  EXPECT_DOUBLE_EQ(pace.share(), kLittle * aside_share(cpus));
 }
 
 TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {

@@ -41,6 +41,9 @@ class Pace {
   // The same, where `pause` stops the work.
   void rest(const Pause& pause);
 
+  // Of one CPU, what the work of the thread that called last may use.
+  double share() const { return share_; }
+
  private:
   void begin();
   bool anybody(TimePoint now);
