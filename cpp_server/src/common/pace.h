@@ -41,7 +41,7 @@ class Pace {
   // The same, where `pause` stops the work.
   void rest(const Pause& pause);
 
-  // Of one CPU, what the work of the thread that called last may use.
+  // What the thread that called last may use, as a share of one CPU.
   double share() const { return share_; }
 
  private:
