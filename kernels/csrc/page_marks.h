@@ -40,17 +40,21 @@ template <typename Work>
 void page_by_page(std::size_t pages, const Work& work) {
   constexpr std::size_t kAtOnce = 1024;
   constexpr std::chrono::microseconds kPause{200};
+  // Somebody waits for the version, perhaps because the one that answers is a bad one.
+  constexpr Patience kPatience{.length = std::chrono::milliseconds(200)};
   std::size_t page = 0;  // what is left where another thread goes on
-  run_when_idle([&](const std::stop_token& stop) {
-    while (page < pages && !stop.stop_requested()) {
-      for (const std::size_t end = std::min(page + kAtOnce, pages); page < end; ++page) {
-        if (work(page)) continue;
-        page = pages;
-        return;
-      }
-      if (page < pages) std::this_thread::sleep_for(kPause);
-    }
-  });
+  run_when_idle(
+      [&](const std::stop_token& stop) {
+        while (page < pages && !stop.stop_requested()) {
+          for (const std::size_t end = std::min(page + kAtOnce, pages); page < end; ++page) {
+            if (work(page)) continue;
+            page = pages;
+            return;
+          }
+          if (page < pages) std::this_thread::sleep_for(kPause);
+        }
+      },
+      kPatience);
 }
 
 // Where a page's first byte other than zero is; kNoMark: nowhere.

@@ -45,7 +45,8 @@ void KeptPackages::keep(LoadedPackage package) {
 std::optional<LoadedPackage> KeptPackages::take(const std::string& path) {
   const TimePoint begin = std::chrono::steady_clock::now();
   const std::string file = identity_of(path);
-  auto package = kept_.take([&](const LoadedPackage& kept) { return kept.origin->file == file; });
+  auto package = kept_.take([&](const LoadedPackage& kept) { return kept.origin->file == file; },
+                            /*late=*/false);
   if (!package.has_value() || !store_.take_back(package->origin->tables)) return std::nullopt;
   package->path = path;
   package->load_time = std::chrono::steady_clock::now() - begin;

@@ -20,11 +20,11 @@ class KeptFor(Generic[_Thing]):
 
     Args:
         keep_s: seconds after which it lets go of one.
-        let_go: called with it, on that thread, which refers to it no more.
+        let_go: called with it, on that thread, which then refers to it no more.
         name: of the thread.
     """
 
-    def __init__(self, keep_s: float, let_go: Callable[[list[_Thing]], None], name: str) -> None:
+    def __init__(self, keep_s: float, let_go: Callable[[_Thing], None], name: str) -> None:
         self._keep_s, self._let_go, self._name = keep_s, let_go, name
         # A collection of garbage may add something in the midst of `take`, on the same thread.
         self._lock = threading.RLock()
@@ -46,11 +46,19 @@ class KeptFor(Generic[_Thing]):
         except RuntimeError:  # no thread is left, or the interpreter ends
             self._running = False
 
-    def take(self, is_it: Callable[[_Thing], bool] = lambda _: True) -> _Thing | None:
-        """The oldest thing of which ``is_it`` says so, which is kept no more; None: there is none."""
+    def take(
+        self, is_it: Callable[[_Thing], bool] = lambda _: True, *, late: bool = True
+    ) -> _Thing | None:
+        """The oldest thing of which ``is_it`` says so, which is kept no more; None: there is none.
+
+        Args:
+            is_it: called with one after the other.
+            late: whether also one whose time has ended, and which is there still.
+        """
+        now = time.monotonic()
         with self._lock:
-            for number, (thing, _) in enumerate(self._kept):
-                if is_it(thing):
+            for number, (thing, until) in enumerate(self._kept):
+                if (late or until > now) and is_it(thing):
                     del self._kept[number]
                     return thing
         return None
@@ -58,15 +66,15 @@ class KeptFor(Generic[_Thing]):
     def _run(self) -> None:
         stand_aside()
         while True:
-            ended: list[_Thing] = []
+            ended: _Thing | None = None  # the one before has gone
             with self._lock:
                 if not self._kept:
                     self._running = False
                     return
                 wait_s = self._kept[0][1] - time.monotonic()
                 if wait_s <= 0:
-                    ended.append(self._kept.pop(0)[0])
-            if ended:
+                    ended = self._kept.pop(0)[0]
+            if ended is not None:
                 self._let_go(ended)
             else:
                 time.sleep(wait_s)

@@ -18,22 +18,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tessera.serving.package.archive import FileIdentity
 from tessera.serving.package.table_memory import TableMemory
-from tessera.serving.server.model.loader import LoadedModel, ModelOrigin
+from tessera.serving.server.model.loader import LoadedModel
 from tessera.serving.server.repository.kept_for import KeptFor
 
 MOST_MODELS = 4
 MOST_OWN_BYTES = 8 << 20
 """What a model that is kept may have beside its tables."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    model: LoadedModel
-    origin: ModelOrigin
 
 
 class KeptModels:
@@ -46,29 +39,30 @@ class KeptModels:
 
     def __init__(self, memory: TableMemory, keep_s: float) -> None:
         self._memory = memory
-        self._kept = KeptFor[_Kept](keep_s, self._give_up, "kept-models")
+        self._kept = KeptFor[LoadedModel](keep_s, self._give_up, "kept-models")
         self._lock = threading.Lock()
         self._loads = 0
 
     def keep(self, model: LoadedModel) -> None:
         """Keep ``model``, which nobody calls any more and nobody but the caller refers to, if it can be kept."""
-        origin = model.origin
-        if origin is None:
+        if model.origin is None:
             return
         with self._lock:
-            if self._loads or not self._memory.lend(origin.tables):
+            if self._loads or not self._memory.lend(model.origin.tables):
                 return
             if len(self._kept) >= MOST_MODELS:
                 self._kept.take()
-            self._kept.add(_Kept(model=model, origin=origin))
+            self._kept.add(model)
 
     def take(self, file: FileIdentity) -> LoadedModel | None:
         """The model that was kept of this file, with all that its tables have; None: there is none."""
         with self._lock:
-            kept = self._kept.take(lambda one: one.origin.file == file)
-            if kept is None or not self._memory.take_back(kept.origin.tables):
+            kept = self._kept.take(
+                lambda model: model.origin is not None and model.origin.file == file, late=False
+            )
+            if kept is None or kept.origin is None:
                 return None
-            return kept.model
+            return kept if self._memory.take_back(kept.origin.tables) else None
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
@@ -83,6 +77,6 @@ class KeptModels:
             with self._lock:
                 self._loads -= 1
 
-    def _give_up(self, kept: list[_Kept]) -> None:
-        self._memory.give_up(kept[0].origin.tables)
-        kept.clear()
+    def _give_up(self, model: LoadedModel) -> None:
+        if model.origin is not None:
+            self._memory.give_up(model.origin.tables)

@@ -53,7 +53,7 @@ class SpareMemory:
         gone = 0
         while gone < size and (oldest := self._kept.take()) is not None:
             gone += oldest.size
-            give_back_mapping(oldest.begin, oldest.size)
+            _give_back(oldest)
         return None
 
     def find(
@@ -61,7 +61,8 @@ class SpareMemory:
     ) -> tuple[int, int, KeptContent] | None:
         """See `tessera.serving.package.table_memory.Spare.find`."""
         found = self._kept.take(
-            lambda kept: kept.content is not None and kept.content.is_of(file, hashes)
+            lambda kept: kept.content is not None and kept.content.is_of(file, hashes),
+            late=False,
         )
         if found is None or found.content is None:
             return None
@@ -75,6 +76,5 @@ class SpareMemory:
             give_back_mapping(begin, size)
 
 
-def _give_back(kept: list[_Kept]) -> None:
-    for one in kept:
-        give_back_mapping(one.begin, one.size)
+def _give_back(kept: _Kept) -> None:
+    give_back_mapping(kept.begin, kept.size)
