@@ -260,6 +260,10 @@ class Contender:
         settle([server])
         closed = ("--in-flight", IN_FLIGHT, "--duration-s", options.capacity_s)
         self.capacity = open_capacity(self._p99_s, self._load(None, *closed))
+        print(
+            f"{server.name}, capacity: {self.capacity:.0f} calls/s, of which {self.rate:.0f} are sent",
+            file=sys.stderr,
+        )
         self.reloader = Reloader(server, options.pause_s)
         self._before_mib = memory_mib(server.pid)
         self._phases: dict[bool, list[Phase]] = {False: [], True: []}

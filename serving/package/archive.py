@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple
 
 from tessera.errors import UserError
 from tessera.serving.package.archive_parts import Part, parts_of
@@ -37,8 +37,15 @@ no longer than that."""
 _WORTH_THREADS_BYTES = 2 << 20
 _SHOWN_NAMES = 5
 
-FileIdentity: TypeAlias = tuple[int, ...]
-"""See `file_identity`."""
+
+class FileIdentity(NamedTuple):
+    """Changes whenever a file is replaced or written to; see `file_identity`."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
 
 
 class ArchiveError(UserError):
@@ -404,12 +411,12 @@ def _some(names: list[str]) -> str:
 
 
 def file_identity(path: Path) -> FileIdentity:
-    """Changes whenever the file at ``path`` is replaced or written to."""
+    """That of the file at ``path``; raises `OSError` where there is none."""
     status = path.stat()
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
+    return FileIdentity(
+        device=status.st_dev,
+        inode=status.st_ino,
+        size=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        changed_ns=status.st_ctime_ns,
     )

@@ -6,22 +6,31 @@ import collections
 import dataclasses
 import multiprocessing
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import grpc
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.attack.certain import Call, Calls
 from tests.attack.watching import PREDICT, scores
 
 IN_FLIGHT = 16
 TIMEOUT_S = 60.0
 TELL_S = 0.5
 OK, AWAY = "answered rightly", "not there"
+TOLD = "told rightly which versions there are"
 REFUSED = "a steady model refused"
 """Right for a server that is starting, which who started it knows; LOST otherwise."""
 LOST, WRONG = "LOST", "WRONG"
 LABELS = ("stable", "canary")
+_UNKNOWN = re.compile(
+    r"model_version '(?P<asked>[^']*)' of model '(?P<model>[^']*)' is unknown; "
+    r"(?:none is loaded|there is version (?P<there>'[^']*'(?:, '[^']*')*)(?: and label (?P<labels>.*))?)"
+)
+_NO_MODEL = re.compile(r"model_name '(?P<asked>[^']*)' is unknown; this server has (?P<there>.*)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,23 +81,57 @@ def ending(world: World, model: str, version: str, error: grpc.RpcError) -> str:
     Nobody is promised a version that may be unloaded; the requests of steady models, which name none, are
     only refused by a server that is not there, or is starting (`REFUSED`).
     """
-    code, why = error.code().name, (error.details() or "").splitlines()[0][:150]
+    code, why = error.code().name, (error.details() or "").splitlines()[0]
     if code == "UNAVAILABLE" and any(
         part in why for part in ("onnect", "ocket", "GOAWAY", "roken pipe", "draining", "loading")
     ):
         return AWAY
     if code in {"NOT_FOUND", "UNAVAILABLE"}:
-        return f"{REFUSED}: {why}" if model in world.steady and not version else code
-    return f"{LOST}: {code} {why}"
+        if model in world.steady and not version:
+            return f"{REFUSED}: {why[:150]}"
+        if code == "UNAVAILABLE":
+            return code
+        return TOLD if tells_what_there_is(model, version, why) else f"{WRONG}: {why[:150]}"
+    return f"{LOST}: {code} {why[:150]}"
 
 
-def _end_of(world: World, turn: int, model: str, version: str, future) -> str:
-    """Waits for a call and says how it ended."""
-    try:
-        fault = world.fault(turn, model, version, future.result())
-    except grpc.RpcError as error:
-        return ending(world, model, version, error)
-    return f"{WRONG}: {fault}" if fault else OK
+def tells_what_there_is(model: str, version: str, why: str) -> bool:
+    """Whether NOT_FOUND names what was asked for, and that is not among what it says there is."""
+    if found := _UNKNOWN.fullmatch(why):
+        there = re.findall("'([^']*)'", f"{found['there']} {found['labels']}")
+        return (found["asked"], found["model"]) == (version, model) and version not in there
+    found = _NO_MODEL.fullmatch(why)
+    return (
+        found is not None
+        and found["asked"] == model
+        and model not in re.findall("'([^']*)'", found["there"])
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    begin: float
+    turn: int
+    model: str
+    version: str
+    future: Any
+
+    def end(self, world: World, calls: list[Call]) -> str:
+        """Wait for the call and say how it ended; what it says of a version goes to ``calls``."""
+        try:
+            answer = self.future.result()
+        except grpc.RpcError as error:
+            end = ending(world, self.model, self.version, error)
+            if end == TOLD and self.version.isdecimal():
+                calls.append(self._call(int(self.version), answered=False))
+            return end
+        if fault := world.fault(self.turn, self.model, self.version, answer):
+            return f"{WRONG}: {fault}"
+        calls.append(self._call(int(world.version_of(answer)), answered=True))
+        return OK
+
+    def _call(self, version: int, *, answered: bool) -> Call:
+        return Call(self.begin, time.monotonic(), self.model, version, answered)
 
 
 def call_until_told(world: World, orders, seed: int) -> None:
@@ -97,34 +140,38 @@ def call_until_told(world: World, orders, seed: int) -> None:
     models = sorted(world.contents)
     ends: collections.Counter[str] = collections.Counter()
     refused: list[tuple[float, str]] = []
+    calls: list[Call] = []
     with grpc.insecure_channel(
         world.address, options=[("grpc.max_reconnect_backoff_ms", 200)]
     ) as channel:
         call = channel.unary_unary(PREDICT)
-        flight: collections.deque[tuple] = collections.deque()
+        flight: collections.deque[_Asked] = collections.deque()
         told, failed = time.monotonic(), 0
         while True:
             while len(flight) < IN_FLIGHT and not orders.poll():
                 model, turn = draw.choice(models), draw.randrange(len(world.requests))
-                version = draw.choice(("", "", *LABELS, *map(str, world.contents[model])))
+                named = (*LABELS, *map(str, world.contents[model]))
+                version = draw.choice((*("" for _ in named), *named))  # half of them name none
                 content = world.message(turn, model, version, str(draw.random()))
-                flight.append((turn, model, version, call.future(content, timeout=TIMEOUT_S)))
+                begin = time.monotonic()
+                future = call.future(content, timeout=TIMEOUT_S)
+                flight.append(_Asked(begin, turn, model, version, future))
             if not flight:
                 break
             asked = flight.popleft()
-            end = _end_of(world, *asked)
+            end = asked.end(world, calls)
             if end.startswith(REFUSED):
                 refused.append((time.monotonic(), end))
             else:
                 ends[end] += 1
-            failed = 0 if asked[-1].code() is grpc.StatusCode.OK else failed + 1
+            failed = 0 if asked.future.code() is grpc.StatusCode.OK else failed + 1
             if failed >= IN_FLIGHT:
                 time.sleep(0.05)  # nobody is there
                 failed = 0
             if time.monotonic() - told > TELL_S:
-                orders.send((ends, refused))
-                ends, refused, told = collections.Counter(), [], time.monotonic()
-    orders.send((ends, refused))
+                orders.send((ends, refused, calls))
+                ends, refused, calls, told = collections.Counter(), [], [], time.monotonic()
+    orders.send((ends, refused, calls))
     orders.send(None)
 
 
@@ -134,12 +181,14 @@ class Clients:
     Attributes:
         ends: how calls have ended.
         refused: when (``time.monotonic``) steady models were refused, and why.
+        calls: those that say whether a version is there.
     """
 
     def __init__(self, world: World, count: int, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.ends: collections.Counter[str] = collections.Counter()
         self.refused: list[tuple[float, str]] = []
+        self.calls = Calls()
         self._pipes, self._processes = [], []
         for number in range(count):
             ours, theirs = context.Pipe()
@@ -166,6 +215,12 @@ class Clients:
                 self._take(*told)
             process.join()
 
-    def _take(self, ends: collections.Counter[str], refused: Sequence[tuple[float, str]]) -> None:
+    def _take(
+        self,
+        ends: collections.Counter[str],
+        refused: Sequence[tuple[float, str]],
+        calls: Sequence[Call],
+    ) -> None:
         self.ends += ends
         self.refused += refused
+        self.calls.add(calls)

@@ -6,6 +6,9 @@ rolled back, their folders deleted and put back, their files damaged and mended;
 started again, with --model-control explicit or poll by turns.  What is held to:
 
 * an answer has the bits of the version that it names, which is the version that was asked for;
+* NOT_FOUND names what was asked for, and says which versions there are;
+* between the end of a call that loads or unloads a version and the next change of its model, that version is always
+  answered, or never;
 * a call that changed something has changed it when it returns; one that is refused says NOT_FOUND or
   FAILED_PRECONDITION;
 * what calls had changed holds after the server was killed and started;
@@ -32,8 +35,9 @@ from pathlib import Path
 
 import grpc
 
+from tests.attack.certain import Certain
 from tests.attack.faults import BROKEN, free_ports, is_bad, make_answers
-from tests.attack.life_calls import AWAY, LABELS, LOST, OK, Clients, World
+from tests.attack.life_calls import AWAY, LABELS, LOST, OK, WRONG, Clients, World
 from tests.attack.watching import PREDICT, footprint
 from tests.conformance.conformance_harness import commands, start_server
 from tests.conformance.live_models import Models, load, unload
@@ -82,6 +86,7 @@ class Keeper:
         self._away_since = 0.0
         self._away: list[tuple[float, float]] = []
         self.most_bytes = 0
+        self.certain = Certain()
 
     def _count(self, end: str) -> None:
         with self._lock:
@@ -143,6 +148,7 @@ class Keeper:
         with contextlib.ExitStack() as stack:
             for life in self._lives:
                 stack.enter_context(life.lock)
+                self.certain.end(life.name, self._away_since)
             self._control = "poll" if self._control == "explicit" else "explicit"
             self.start()
             self._count(f"killed, and started with {self._control}")
@@ -163,6 +169,7 @@ class Keeper:
         name = self._draw.choice(CHANGES)
         version = self._draw.choice(VERSIONS)
         with life.lock:
+            self.certain.end(life.name, time.monotonic())
             if name in {"delete", "damage"}:
                 self._spoil(life, version, name)
             elif self._control == "explicit":
@@ -225,7 +232,11 @@ class Keeper:
             self._count(f"{BROKEN}: {name} of {life.name}: {code} {why}")
 
     def _hold(self, life: Life, name: str, version: int, label: str) -> None:
-        """What a call has changed must hold when it has returned."""
+        """What a call has changed must hold when it has returned, and until the next change."""
+        if name != "rollback":
+            changed = VERSIONS if name == "unload_all" else (version,)
+            there = name in {"load", "label"}
+            self.certain.begin(life.name, changed, time.monotonic(), there=there)
         if name in {"load", "label"}:
             life.unloaded = False
             self._expect(life, str(version), str(version), name)
@@ -345,7 +356,10 @@ def live(given: argparse.Namespace, folder: Path) -> collections.Counter[str]:
     refused = collections.Counter(
         AWAY if keeper.was_away(time_s) else f"{LOST}: {why}" for time_s, why in clients.refused
     )
-    return clients.ends + keeper.ends + refused
+    held, faults = keeper.certain.faults(clients.calls)
+    print(f"calls of versions that were there, or not, for certain: {held}")
+    wrong = collections.Counter({f"{WRONG}: {fault}": count for fault, count in faults.items()})
+    return clients.ends + keeper.ends + refused + wrong
 
 
 def summary(given: argparse.Namespace, ends: collections.Counter[str]) -> int:

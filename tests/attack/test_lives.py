@@ -7,6 +7,7 @@ import pytest
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tests.attack import life_calls, lives
+from tests.attack.certain import Call, Calls, Certain
 from tests.attack.faults import BROKEN
 from tests.conformance.conformance_harness import commands
 from tests.patience import PATIENCE_S
@@ -62,6 +63,9 @@ def test_an_answer_is_held_against_the_version_that_it_names(asked, named, score
     assert WORLD.fault(0, "m", asked, answer.SerializeToString()) == fault
 
 
+UNKNOWN = "model_version '1' of model 'm' is unknown;"
+
+
 class Refused(grpc.RpcError):
     def __init__(self, code, why):
         self.code, self.details = lambda: grpc.StatusCode[code], lambda: why
@@ -72,7 +76,20 @@ class Refused(grpc.RpcError):
     [
         ("", "UNAVAILABLE", "the server is draining", life_calls.AWAY),
         ("", "UNAVAILABLE", "Connection refused", life_calls.AWAY),
-        ("1", "NOT_FOUND", "there is version '2'", "NOT_FOUND"),
+        ("1", "NOT_FOUND", f"{UNKNOWN} there is version '2'", life_calls.TOLD),
+        (
+            "1",
+            "NOT_FOUND",
+            f"{UNKNOWN} there is version '2', '3' and label 'stable'",
+            life_calls.TOLD,
+        ),
+        ("1", "NOT_FOUND", f"{UNKNOWN} none is loaded", life_calls.TOLD),
+        ("1", "NOT_FOUND", "model_name 'm' is unknown; this server has 'a', 'b'", life_calls.TOLD),
+        ("1", "NOT_FOUND", f"{UNKNOWN} there is version '1', '2'", life_calls.WRONG),
+        ("2", "NOT_FOUND", f"{UNKNOWN} there is version '1'", life_calls.WRONG),
+        ("1", "NOT_FOUND", "model_name 'm' is unknown; this server has 'a', 'm'", life_calls.WRONG),
+        ("1", "NOT_FOUND", "there is version '2'", life_calls.WRONG),
+        ("1", "UNAVAILABLE", "version '1' of model 'm' is still being read", "UNAVAILABLE"),
         ("", "UNAVAILABLE", "no version of 'm' is there", f"{life_calls.REFUSED}: no version"),
         ("", "NOT_FOUND", "model_name 'm' is unknown", f"{life_calls.REFUSED}: model_name 'm'"),
         ("1", "INTERNAL", "bug", "LOST: INTERNAL bug"),
@@ -80,3 +97,33 @@ class Refused(grpc.RpcError):
 )
 def test_only_what_may_be_refused_is(version, code, why, end):
     assert life_calls.ending(WORLD, "m", version, Refused(code, why)).startswith(end)
+
+
+def held(*calls):
+    """Version 1 of m is there from 10 to 20 and not from 30 to 40; it was ended at 50, before it was there again."""
+    certain, all_calls = Certain(), Calls()
+    certain.end("m", 5.0)
+    certain.begin("m", [1], 10.0, there=True)
+    certain.end("m", 20.0)
+    certain.begin("m", [1, 2], 30.0, there=False)
+    certain.end("m", 40.0)
+    certain.begin("m", [1], 51.0, there=True)
+    certain.end("m", 50.0)
+    all_calls.add(
+        Call(begin, end, "m", version, answered) for begin, end, version, answered in calls
+    )
+    return certain.faults(all_calls)
+
+
+def test_calls_between_two_changes_are_held_to_what_is_certain():
+    assert held((11.0, 12.0, 1, True), (31.0, 32.0, 1, False), (30.0, 40.0, 2, False)) == (3, {})
+    assert held((9.0, 12.0, 1, False), (19.0, 21.0, 1, False), (25.0, 26.0, 1, True)) == (0, {})
+    assert held((52.0, 53.0, 1, False), (11.0, 12.0, 2, False), (1.0, 2.0, 1, False)) == (0, {})
+    assert held((11.0, 12.0, 1, False), (12.0, 13.0, 1, True)) == (
+        2,
+        {"version 1 of m was refused when it was loaded": 1},
+    )
+    assert held((31.0, 32.0, 2, True)) == (
+        1,
+        {"version 2 of m was answered when it was not loaded": 1},
+    )

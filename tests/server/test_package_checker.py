@@ -13,6 +13,7 @@ from tests.patience import PATIENCE_S
 
 _PROGRAM = """
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from tessera.serving.package.loading import Loading
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.server.repository import checker as module
 
-settle, hash_file = Loading.settle, module._hash
+server = os.getpid()
+settle, hash_file = Loading.settle, module._sha256_of
 
 def tell(what, path):
     with Path("done").open("a") as done:
@@ -31,10 +33,11 @@ def told_settle(loading, **options):
     settle(loading, **options)
 
 def told_hash(path, *rest):
-    tell("hash", path)
+    tell("hash" if os.getpid() == server else "hash elsewhere", path)
     return hash_file(path, *rest)
 
-Loading.settle, module._hash = told_settle, told_hash
+Loading.settle, module._sha256_of = told_settle, told_hash
+module._MOST_HASHED_HERE = int(sys.argv.pop(1))
 # A process of the idle class is begun again where it has too little of a CPU, and would tell twice.
 module.run_when_idle = lambda body: body()
 checker = module.PackageChecker(module.CheckOptions(load_timeout_s=600))
@@ -65,10 +68,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def checked(folder, *names):
+def checked(folder, *names, most_hashed_here=1 << 20):
     (folder / "done").unlink(missing_ok=True)
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *names],
+        [sys.executable, "-c", _PROGRAM, str(most_hashed_here), *names],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -89,6 +92,12 @@ def test_a_model_runs_once_and_a_file_is_hashed_once(folder):
     answers, done = checked(folder, *names)
     assert answers == [["checked", sha256(folder / name)] for name in names]
     assert done == ["run a.pt", "hash a.pt", "run b.pt", "hash b.pt", "hash copy.pt"]
+
+
+def test_a_large_file_is_hashed_in_another_process(folder):
+    answers, done = checked(folder, "a.pt", "a.pt", most_hashed_here=1_000)
+    assert answers == 2 * [["checked", sha256(folder / "a.pt")]]
+    assert done == ["run a.pt", "hash elsewhere a.pt"]
 
 
 def test_what_has_run_is_compared_with_its_hashes_again(folder):

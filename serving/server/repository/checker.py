@@ -50,6 +50,8 @@ _MOST_KEPT = 1_024
 """More than anybody goes to and fro between."""
 _HASH_PART = 1 / 4
 """The hash of a file has this part of the share of work aside: nobody waits for it, and loads go on beside it."""
+_MOST_HASHED_HERE = 16 << 20
+"""Larger files are hashed in a process of their own; to make one takes longer than to hash so many bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,13 +181,20 @@ class PackageChecker:
         known = None if identity is None else self._file_hashes.get(identity)
         if known is not None:
             return known
+        if identity is None or identity.size <= _MOST_HASHED_HERE:
+            sha256 = _sha256_of(path, Pace(part=_HASH_PART))
+        else:
+            sha256 = self._sha256_from_process(path)
+        if identity is not None and identity == _identity(path):
+            self._file_hashes.keep(identity, sha256)
+        return sha256
+
+    def _sha256_from_process(self, path: Path) -> str:
         with self._job("hash", path, beside_others=True) as channel:
             told = json.loads(channel.recv(_MESSAGE_BYTES) or b"{}")
         if "sha256" not in told:
             raise PackageError(path, told.get("refused", "could not be read"))
         sha256: str = told["sha256"]
-        if identity is not None and identity == _identity(path):
-            self._file_hashes.keep(identity, sha256)
         return sha256
 
 
@@ -314,13 +323,17 @@ def _run_model(loading: Loading, channel: socket.socket, options: CheckOptions) 
 
 def _hash(path: Path, channel: socket.socket, pace: Pace | None) -> int:
     try:
-        records = Records(path)
-        records.pace = pace
-        records.check_headers(records.manifest().records)
-        _tell(channel, sha256=records.file_sha256({}))
+        _tell(channel, sha256=_sha256_of(path, pace))
     except PackageError as error:
         _tell(channel, refused=error.reason)
     return 0
+
+
+def _sha256_of(path: Path, pace: Pace | None) -> str:
+    records = Records(path)
+    records.pace = pace
+    records.check_headers(records.manifest().records)
+    return records.file_sha256({})
 
 
 def _tell(channel: socket.socket, **message: object) -> None:
