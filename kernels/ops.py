@@ -166,6 +166,8 @@ LIBRARY = "tessera_ops"
 _WARP_THREADS = 32
 _BLOCK_THREADS = 128
 _BLOCK_PARTS = 2048
+_COLUMNS_OF_16_BYTES = 8
+"""Of results of 16 bits: what a thread of a GPU writes at once."""
 
 
 def _columns_per_thread(kernel_number: int) -> int:
@@ -182,7 +184,8 @@ def launch_hint(plan: Tensor, *, shares: bool = True) -> int:
     scale per table or none; 2 the same with float16 scales per row or few rows; 3 the same with
     books of scales.  Bits 16 to 23: that weight type.  Bit 24: all features are summed and have
     one width, which fills the threads of bits 0 to 7, a power of two.  Bit 25: not every id is a
-    row, clamped.  Bit 26: a row of every feature is read by as many threads.  Bits 32 to 59: what
+    row, clamped.  Bit 26: a row of every feature is read by as many threads.  Bit 27: some
+    feature's columns of the output begin or end between multiples of eight.  Bits 32 to 59: what
     a bag of every feature takes of a block of 128 threads that holds whole groups, in 2048ths.
 
     Without ``shares`` the bits from 26 on are 0 and bits 0 to 7 at most 32.  A package for CPUs,
@@ -195,7 +198,8 @@ def launch_hint(plan: Tensor, *, shares: bool = True) -> int:
     if shares:
         groups = [_BLOCK_THREADS // min(count, _BLOCK_THREADS) for count in counts]
         parts = sum(-(-_BLOCK_PARTS // group) for group in groups)
-        hint |= (len(set(counts)) == 1) << 26 | min(parts, 2**28 - 1) << 32
+        uneven = any((row.out_column | row.dim) % _COLUMNS_OF_16_BYTES for row in features)
+        hint |= (len(set(counts)) == 1) << 26 | uneven << 27 | min(parts, 2**28 - 1) << 32
     weight_types = {row.weight_type for row in features}
     kinds = set.intersection(*(_kinds(row) for row in features))
     if len(weight_types) > 1 or not kinds:

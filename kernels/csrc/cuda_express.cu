@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-using ExpressKernel = void (*)(CudaLookup, int, bool);
+using ExpressKernel = void (*)(CudaLookup, int, bool, Beside);
 using SmallKernel = void (*)(CudaLookup);
 
 template <int64_t T, Scales S, Ids I, int Lanes>
@@ -127,16 +127,18 @@ bool launch_express(const CudaLookup& job, int multiprocessors, cudaStream_t str
   // long, or there is little work, one bag a group spreads it best.
   const int64_t bags = job.features * job.batch;
   const int64_t resident = static_cast<int64_t>(multiprocessors) * kExpressBlocks * kExpressThreads;
-  int bags_per_group = job.ids <= 12 * bags ? kExpressBags : 1;
+  int bags_per_group = job.ids <= kLongBags * bags ? kExpressBags : 1;
   while (bags_per_group > 1 && bags * job.lanes < 2 * resident * bags_per_group) {
     bags_per_group /= 2;
   }
   const dim3 grid = grid_of(job, kExpressThreads / job.lanes * bags_per_group);
   // Where all blocks begin at once, no order is sooner done than another, and asking for it takes
   // half a microsecond.
-  const bool at_once = int64_t{grid.x} * grid.y * kExpressThreads <= resident;
+  const int64_t threads = int64_t{grid.x} * grid.y * kExpressThreads;
+  const bool at_once = threads <= resident;
+  const bool is_long = bags_per_group == 1 && job.ids > kLongBags * bags;
   express<<<grid, kExpressThreads, ring_bytes<ExpressPipe>(scales_of(job.alike)), stream>>>(
-      job, bags_per_group, !at_once);
+      job, bags_per_group, !at_once, beside_of(is_long, threads, resident));
   *status = cudaGetLastError();
   return true;
 }

@@ -10,14 +10,18 @@
 // A block whose feature is not what the caller's hint promised sums it slowly and correctly.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda_bag_order.cuh"
 #include "cuda_slow.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr int kExpressThreads = 128;
+constexpr int kExpressThreads = kOrderThreads;
 constexpr int kExpressBlocks = 8;  // per multiprocessor
 constexpr int kExpressBags = 4;    // of a group, at most
+constexpr int64_t kLongBags = 12;  // ids of a bag, on average, above which bags are long
 constexpr int kAnyWidth = 0;       // instead of a number of lanes: known when the kernel runs
 
 // How rows go by the first cache.
@@ -121,21 +125,27 @@ __device__ __forceinline__ bool express_serves(const CudaLookup& job, const Feat
          (out | plan.out_column * element | job.out_width * element) % 16 == 0;
 }
 
-// What a thread of a group needs to sum its bags.
+// What a thread of a group needs to sum its bags.  The threads of a group that are in one warp are
+// a team, which shares out the copies of scales.  All of them need the same 4 bytes, and copies to
+// shared memory of so few bytes are written one after the other: 32 of a warp take as long as the
+// copies of eight rows of 128 bytes.
 struct Piece {
   const uint8_t* data;    // the thread's bytes of row 0
   const uint8_t* scales;  // the scale of row 0, or the table's one
   const uint8_t* ids;     // the first id of the first bag
   int count;              // ids of all bags
-  int bags;               // at least 1
+  int bags;               // 0 where the thread only takes part in its warp's steps
   uint8_t* ring;          // of the block: ring_bytes<P>(S)
+  int leader;             // the first thread of the team, counted in its block
+  int team;               // how many it has
   uint32_t keeps;         // under Cache::kAsked: whether rows go through the first cache
   const float* book;      // under Scales::kBook: the table's scales, in shared memory
 };
 
 // Streams the thread's columns of the group's bags: rows through the ring, and every finished sum
 // to `write`, in the order of the bags.  `end_of(k)` is where bag k ends, counted from the first
-// id.
+// id.  Under Scales::kRow all threads of a warp that have not ended call it; one that has nothing
+// to do has no ids and no bags.
 //
 // Lanes: threads of the group, which then share out the hashing of ids; kAnyWidth: each hashes all.
 template <class P, int64_t T, Scales S, Ids I, int Lanes, bool Wide, class EndOf, class Write>
@@ -147,6 +157,7 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
   constexpr int kRing = P::kRing;
   constexpr int kSlot = P::kThreads * 16;  // bytes of a ring slot
   constexpr bool kHasBias = express_has_bias(T, S);
+  constexpr bool kTiny = S == Scales::kRow && reads_tiny(T);  // half precision: scales_served()
   // Lane k hashes the k-th id of a step and tells the others.
   constexpr bool kSharesHashing = I == Ids::kHashed && Lanes >= kStep;
   constexpr int kIds = kSharesHashing ? 1 : kStep;
@@ -163,8 +174,13 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
     pair = load_scale(plan, piece.scales, 0);
   }
   const uint8_t* const slot_pointer = piece.ring + threadIdx.x * 16;
-  const uint8_t* const scale_slots = piece.ring + kRing * kSlot + threadIdx.x * 4;
+  const uint8_t* const scale_slots = piece.ring + kRing * kSlot + piece.leader * 4;
   const uint32_t slot = shared_address(slot_pointer);
+  [[maybe_unused]] const int in_team = static_cast<int>(threadIdx.x) - piece.leader;
+  [[maybe_unused]] uint32_t copied = 0;  // bit u: the thread copies the scale of a step's row u
+  if constexpr (S == Scales::kRow && Lanes < kStep) {
+    for (int u = in_team; u < kStep; u += piece.team) copied |= 1u << u;
+  }
   RawId<Wide> id[kIds] = {};
 
   const auto load_ids = [&](int at) {
@@ -180,24 +196,42 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
   const auto issue = [&](int at, int stage) {
     uint32_t my_row = 0;
     if (kSharesHashing && at < count) my_row = hashed_row(plan, id[0].value());
+    [[maybe_unused]] const auto copy_scale = [&](int u, uint32_t of, bool wanted) {
+      copy_word_async(shared_address(scale_slots) + (stage + u) * (P::kThreads * 4),
+                      piece.scales + static_cast<uint64_t>(of >> scale_shift) * scale_stride,
+                      wanted);
+    };
+    [[maybe_unused]] uint32_t scaled_row = 0;  // whose scale the thread copies
+    const auto copy_rows = [&](auto keeps) {
 #pragma unroll
-    for (int u = 0; u < kStep; ++u) {
-      uint32_t row;
-      if constexpr (kSharesHashing) row = __shfl_sync(mask, my_row, u, Lanes);
-      if (at + u < count) {
-        if constexpr (I == Ids::kRows) row = id[u].nearest_row(rows);
-        if constexpr (I == Ids::kHashed && !kSharesHashing) row = hashed_row(plan, id[u].value());
-        const uint8_t* const from = piece.data + static_cast<uint64_t>(row) * row_stride;
-        if constexpr (P::kCache == Cache::kAsked) {
-          copy_async<kBytes>(slot + (stage + u) * kSlot, from, piece.keeps);
-        } else {
-          copy_async<kBytes, P::kCache == Cache::kThrough>(slot + (stage + u) * kSlot, from);
+      for (int u = 0; u < kStep; ++u) {
+        uint32_t row = 0;
+        if constexpr (kSharesHashing) row = __shfl_sync(mask, my_row, u, Lanes);
+        if (at + u < count) {
+          if constexpr (I == Ids::kRows) row = id[u].nearest_row(rows);
+          if constexpr (I == Ids::kHashed && !kSharesHashing) row = hashed_row(plan, id[u].value());
+          copy_async<kBytes, decltype(keeps)::value>(
+              slot + (stage + u) * kSlot, piece.data + static_cast<uint64_t>(row) * row_stride);
         }
-        if constexpr (S == Scales::kRow) {
-          copy_async<4>(shared_address(scale_slots) + (stage + u) * (P::kThreads * 4),
-                        piece.scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
+        if constexpr (S == Scales::kRow && Lanes >= kStep) {
+          scaled_row = in_team == u ? row : scaled_row;
+        } else if constexpr (S == Scales::kRow) {
+          // Right behind its row, which may have brought it along.
+          copy_scale(u, row, at + u < count && (copied >> u & 1) != 0);
         }
       }
+    };
+    if constexpr (P::kCache == Cache::kAsked) {
+      if (piece.keeps != 0) {
+        copy_rows(std::true_type{});
+      } else {
+        copy_rows(std::false_type{});
+      }
+    } else {
+      copy_rows(std::bool_constant<P::kCache == Cache::kThrough>{});
+    }
+    if constexpr (S == Scales::kRow && Lanes >= kStep) {
+      copy_scale(in_team, scaled_row, in_team < kStep && at + in_team < count);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
@@ -206,8 +240,12 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
   sum.clear();
   int bag = 0;
   // The last bag takes what is left, whatever its end.
-  int bag_end = bags == 1 ? INT_MAX : end_of(0);
+  int bag_end = bags <= 1 ? INT_MAX : end_of(0);
   const auto finish_bag = [&] {
+    if constexpr (kTiny) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) sum.acc[c] *= kTinySum;
+    }
     write(&sum, bag);
     ++bag;
     bag_end = bag + 1 < bags ? end_of(bag) : INT_MAX;
@@ -228,12 +266,18 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
     if constexpr (S == Scales::kBook) pair.x = piece.book[block_code(words[0])];
     if constexpr (S == Scales::kRow) {
       pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + place * (P::kThreads * 4)));
+      if constexpr (kTiny) pair.x *= kTinyScale;
     }
     if constexpr (kHasBias) sum.bias = __fadd_rn(sum.bias, pair.y);
 #pragma unroll
     for (int first = 0; first < C; first += Share<T>::kColumns) {
       float values[Share<T>::kColumns];
-      decode_share<T>(words + first / Share<T>::kColumns * (Share<T>::kBytes / 4), values);
+      const uint32_t* const share = words + first / Share<T>::kColumns * (Share<T>::kBytes / 4);
+      if constexpr (kTiny) {
+        decode_tiny<T>(share, values);
+      } else {
+        decode_share<T>(share, values);
+      }
 #pragma unroll
       for (int c = 0; c < Share<T>::kColumns; ++c) {
         sum.acc[first + c] = fmaf(pair.x, values[c], sum.acc[first + c]);
@@ -248,8 +292,12 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
     load_ids(s + kStep);
   }
   int stage = 0;  // row k of the group's ids is in ring slot k % kRing
-  for (int i = 0; i < count; i += kStep) {
+  // Teams of a warp go on until the longest ends: each waits for scales that others copied.
+  int longest = count;
+  if constexpr (S == Scales::kRow) longest = __reduce_max_sync(~0u, count);
+  for (int i = 0; i < longest; i += kStep) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kRing / kStep - 1) : "memory");
+    if constexpr (S == Scales::kRow) __syncwarp();
     const int step_end = min(i + kStep, count);
     int k = i;
     while (true) {
@@ -265,6 +313,7 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
       if (k >= step_end) break;
       finish_bag();
     }
+    if constexpr (S == Scales::kRow) __syncwarp();  // nobody reads the scales that are replaced
     issue(i + kRing, stage);
     load_ids(i + kRing + kStep);
     stage = stage + kStep == kRing ? 0 : stage + kStep;
@@ -283,10 +332,10 @@ __device__ __forceinline__ void load_book(const uint8_t* scales, float* book) {
 template <int64_t T, Scales S, Ids I, int Lanes, bool Wide>
 __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
     lookup_express_kernel(const __grid_constant__ CudaLookup job, int bags_per_group,
-                          bool longest_first) {
+                          bool longest_first, Beside beside) {
   constexpr int C = Share<T>::kColumns;
   constexpr int kGroups = kExpressThreads / Lanes;
-  extern __shared__ __align__(16) uint8_t ring[];
+  extern __shared__ __align__(kRingAlignment) uint8_t ring[];
   __shared__ float books[kExpressThreads / 32][kBookScales];
   if (blockIdx.y == job.features) {
     copy_dense(job);
@@ -294,23 +343,34 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
   }
   const int lane = static_cast<int>(threadIdx.x) % Lanes;
   const unsigned mask = lanes_mask<Lanes>();
-  const int first_bag =
-      (static_cast<int>(blockIdx.x) * kGroups + static_cast<int>(threadIdx.x) / Lanes) *
-      bags_per_group;
-  const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
+  const int group = static_cast<int>(threadIdx.x) / Lanes;
+  int first_bag = (static_cast<int>(blockIdx.x) * kGroups + group) * bags_per_group;
+  int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
   const int feature = longest_first ? longest_feature_of_block(job) : static_cast<int>(blockIdx.y);
+  const int of_feature = feature * static_cast<int>(job.batch);
   // Offsets travel while the plan is read.  Lane k keeps where bag k ends, from `begin`.
   int64_t begin = 0;
   int64_t my_end = 0;
-  if (bags > 0) {
-    const int at = feature * static_cast<int>(job.batch) + first_bag;
-    begin = load_integer(job.offsets, at, job.wide_offsets);
-    my_end = load_integer(job.offsets, at + min(lane + 1, bags), job.wide_offsets);
-  }
+  const auto load_ends = [&] {
+    if (bags > 0) {
+      begin = load_integer(job.offsets, of_feature + first_bag, job.wide_offsets);
+      my_end =
+          load_integer(job.offsets, of_feature + first_bag + min(lane + 1, bags), job.wide_offsets);
+    }
+  };
+  load_ends();
+  const Window window = window_of(job, static_cast<int>(blockIdx.x), kGroups, beside);
+  const bool differ = lengths_differ(job, of_feature, window);
   const FeaturePlan& plan = job.plan[feature];
   if (!express_serves<T, S, I, Lanes>(job, plan)) {
     stream_bags_slowly(job, plan, feature, kGroups * bags_per_group);
     return;
+  }
+  if (beside != Beside::kAsTheyCome && differ) {
+    __shared__ BagOrder order;
+    first_bag = ordered_bag(job, of_feature, window, kGroups, group, &order);
+    bags = first_bag < 0 ? 0 : 1;
+    load_ends();
   }
   float* const book = books[threadIdx.x / 32];
   if constexpr (S == Scales::kBook) load_book(job.weights + plan.scale_offset, book);
@@ -326,6 +386,8 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
   piece.count = max(__shfl_sync(mask, my_bag_end, bags - 1, Lanes), 0);
   piece.bags = bags;
   piece.ring = ring;
+  piece.leader = static_cast<int>(threadIdx.x) - lane;
+  piece.team = Lanes;
   piece.keeps = 0;
   piece.book = book;
   int64_t out = first_bag * job.out_width + plan.out_column + lane * C;

@@ -38,14 +38,19 @@ struct FewShare {
   static constexpr int kWords = kBytes / 4;
 };
 
-template <int64_t T>
+// Together: bytes of e4m3 two at a time, which takes more registers for a moment.
+template <int64_t T, bool Together = true>
 __device__ __forceinline__ void few_numbers(const uint32_t (&words)[FewShare<T>::kWords],
                                             float (&out)[FewShare<T>::kColumns]) {
   if constexpr (T == kInt8 || T == kBlockInt8) {
     bytes_to_floats<T == kBlockInt8 ? 128 : 0>(words[0], out);
   } else if constexpr (T == kFloat8) {
+    if constexpr (Together) {
+      float8s_to_floats(words[0], out);
+    } else {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) out[k] = float8_to_float((words[0] >> (8 * k)) & 0xffu);
+      for (int k = 0; k < 4; ++k) out[k] = float8_to_float((words[0] >> (8 * k)) & 0xffu);
+    }
   } else if constexpr (T == kInt4) {
     float even[4];
     float odd[4];

@@ -70,22 +70,16 @@ __device__ __forceinline__ void copy_async(uint32_t to, const uint8_t* from) {
   }
 }
 
-// The same where only the caller knows.
-template <int Bytes>
-__device__ __forceinline__ void copy_async(uint32_t to, const uint8_t* from, uint32_t keeps) {
-  if constexpr (Bytes == 16) {
-    asm volatile(
-        "{\n"
-        "  .reg .pred keeps;\n"
-        "  setp.ne.u32 keeps, %2, 0;\n"
-        "  @keeps cp.async.ca.shared.global [%0], [%1], 16;\n"
-        "  @!keeps cp.async.cg.shared.global [%0], [%1], 16;\n"
-        "}" ::"r"(to),
-        "l"(from), "r"(keeps)
-        : "memory");
-  } else {
-    copy_async<Bytes>(to, from);
-  }
+// Copies 4 bytes if it is `wanted`: one instruction, where threads of a warp differ in that.
+__device__ __forceinline__ void copy_word_async(uint32_t to, const uint8_t* from, bool wanted) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred wanted;\n"
+      "  setp.ne.u32 wanted, %2, 0;\n"
+      "  @wanted cp.async.ca.shared.global [%0], [%1], 4;\n"
+      "}" ::"r"(to),
+      "l"(from), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
 }
 
 __device__ __forceinline__ float2 half_pair(uint32_t bits) {

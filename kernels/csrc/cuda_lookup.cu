@@ -76,7 +76,7 @@ constexpr int kMixedWholeColumns = 32 * 16;
 // Any mixture of features.
 __global__ void __launch_bounds__(kThreads, 2)
     lookup_mixed_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
-  extern __shared__ __align__(16) uint8_t ring[];
+  extern __shared__ __align__(kRingAlignment) uint8_t ring[];
   __shared__ BagShape shapes[kThreads / 32];
   BagShape& shape = shapes[threadIdx.x / 32];
   if (blockIdx.y == job.features) {

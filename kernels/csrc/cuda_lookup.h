@@ -56,6 +56,8 @@ struct CudaLookup {
   int64_t widest_shares;
   int64_t block_parts;
   bool one_share_count;
+  // Some feature's columns of the output begin or end between multiples of eight; false: unknown.
+  bool uneven_columns;
 };
 
 // Pooled: every column of a bag is written, zeros for an empty one.

@@ -14,20 +14,29 @@ constexpr int64_t kMostIdsOfFour = 5;
 // the second for bytes of one width.
 constexpr int64_t kFewestOne = 16;
 constexpr int64_t kFewestOfOneWidth = 64;
+// Columns of the widest row from which on lanes exchange halves of results.
+constexpr int64_t kFewestBetween = 48;
 // Warps that a multiprocessor holds at once, and that keep it busy where each has several bags.
 constexpr int64_t kWarpsAtOnce = 32;
 constexpr int64_t kWarpsEnough = 8;
 
 using ShortKernel = void (*)(CudaLookup, int);
 
-template <int64_t T, Scales S>
+template <int64_t T, Scales S, bool Between>
 ShortKernel short_of(const CudaLookup& job) {
   if (job.hashed) {
-    return job.wide_ids ? lookup_short_kernel<T, S, Ids::kHashed, true>
-                        : lookup_short_kernel<T, S, Ids::kHashed, false>;
+    return job.wide_ids ? lookup_short_kernel<T, S, Ids::kHashed, true, Between>
+                        : lookup_short_kernel<T, S, Ids::kHashed, false, Between>;
   }
-  return job.wide_ids ? lookup_short_kernel<T, S, Ids::kRows, true>
-                      : lookup_short_kernel<T, S, Ids::kRows, false>;
+  return job.wide_ids ? lookup_short_kernel<T, S, Ids::kRows, true, Between>
+                      : lookup_short_kernel<T, S, Ids::kRows, false, Between>;
+}
+
+template <int64_t T, Scales S>
+ShortKernel short_of(const CudaLookup& job) {
+  const bool between =
+      job.uneven_columns && few_lanes(job) * FewShare<T>::kColumns >= kFewestBetween;
+  return between ? short_of<T, S, true>(job) : short_of<T, S, false>(job);
 }
 
 template <int64_t T>

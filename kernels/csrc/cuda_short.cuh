@@ -4,10 +4,11 @@
 // A warp works on up to 32 neighbouring bags of a feature: lane k has the offsets, the first two
 // ids, their rows and scales of the k-th.  Then the warp reads the rows of several bags at a time
 // into registers, narrow rows side by side.  A lane has as many columns as become 16 bytes of the
-// result (of 16 bits each), or half as many where results do not begin on multiples of that: so
-// neighbouring lanes write neighbouring bytes, and every store fills whole sectors.  A thread that
-// has 16 columns writes half a sector at a time, which takes the second cache as long as a whole
-// one.  Rows go through all of the first cache, since nothing lies in shared memory.
+// result (of 16 bits each).  Where results do not begin on multiples of that, wide rows' lanes
+// exchange halves, and narrow rows' have half as many columns: so neighbouring lanes write
+// neighbouring bytes, and every store fills whole sectors.  A thread that has 16 columns writes
+// half a sector at a time, which takes the second cache as long as a whole one.  Rows go through
+// all of the first cache, since nothing lies in shared memory.
 //
 // Other results, and bags of three ids and more, are served as well, a bag after the other.
 //
@@ -35,7 +36,43 @@ struct ShortBag {
   uint32_t scales[2];  // under Scales::kRow
 };
 
-template <int64_t T, Scales S, Ids I, bool Wide>
+// Writes a lane's eight columns, or four where a row ends, as 16 bits each.  Where they begin
+// between two multiples of 16 bytes, a lane takes over the first four of the next lane: what lanes
+// write lies on such multiples, but for the first and the last four columns.  All threads of a warp
+// call it; `writes`: the lane has columns, and `first` and `last` say where it is among those that
+// have the row's.
+__device__ __forceinline__ void write_between(const CudaLookup& job, int64_t at, int columns,
+                                              bool writes, bool first, bool last, bool quantized,
+                                              Sum<8>* sum) {
+  uint32_t pairs[4];
+  const float add = quantized ? sum->bias : 0.0f;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    pairs[k] = pack_pair(job.out_type, sum->acc[2 * k] + add, sum->acc[2 * k + 1] + add);
+  }
+  sum->clear();
+  const uint32_t next[2] = {__shfl_down_sync(~0u, pairs[0], 1), __shfl_down_sync(~0u, pairs[1], 1)};
+  if (!writes) return;
+  uint16_t* const out = static_cast<uint16_t*>(job.out) + at;
+  if (reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+    if (columns >= 8) {
+      store_streaming(out, pairs[0], pairs[1], pairs[2], pairs[3]);
+    } else {
+      store_streaming(out, pairs[0], pairs[1]);
+    }
+    return;
+  }
+  if (first) store_streaming(out, pairs[0], pairs[1]);
+  if (!last && columns > 8) {
+    store_streaming(out + 4, pairs[2], pairs[3], next[0], next[1]);
+  } else if (columns >= 8) {
+    store_streaming(out + 4, pairs[2], pairs[3]);
+  }
+}
+
+// Between: results of some feature begin or end between multiples of eight columns.  That takes
+// more registers than are left where none does.
+template <int64_t T, Scales S, Ids I, bool Wide, bool Between>
 __global__ void __launch_bounds__(kShortThreads, 8)
     lookup_short_kernel(const __grid_constant__ CudaLookup job, int bags_per_warp) {
   using Part = FewShare<T>;
@@ -109,7 +146,7 @@ __global__ void __launch_bounds__(kShortThreads, 8)
   const unsigned several = __ballot_sync(~0u, mine.count > 1);
   const unsigned many = __ballot_sync(~0u, mine.count > 2);
   const int dim = static_cast<int>(plan.dim);
-  const bool whole = shape.stores == Stores::kWhole && dim % C == 0;
+  const bool whole = shape.stores == Stores::kWhole && dim % (Between ? 8 : C) == 0;
 
   // Parts: of a lane.  Ids: that a bag has at most; 0: any number, and results of any kind, where
   // else they are sums of 16 bits in places of four columns.
@@ -161,7 +198,7 @@ __global__ void __launch_bounds__(kShortThreads, 8)
           float values[C];
 #pragma unroll
           for (int w = 0; w < Part::kWords; ++w) part[w] = words[p * Part::kWords + w];
-          few_numbers<T>(part, values);
+          few_numbers<T, false>(part, values);
 #pragma unroll
           for (int c = 0; c < C; ++c) {
             sum.acc[p * C + c] = fmaf(pair.x, values[c], sum.acc[p * C + c]);
@@ -222,18 +259,25 @@ __global__ void __launch_bounds__(kShortThreads, 8)
               }
             }
           }
+          const int64_t to = out + bag * job.out_width;
+          if constexpr (Between && !kAny && kColumns == 8) {
+            if (!whole) {
+              write_between(job, to, dim - column, inside && bag < bags, in_row == 0,
+                            in_row == across - 1, kHasBias, &sum);
+              continue;
+            }
+          }
           if (!inside || bag >= bags) {
             sum.clear();
             continue;
           }
-          const int64_t to = out + bag * job.out_width;
           if constexpr (kAny) {
             if (shape.stores == Stores::kSingle) {
               sum.write(job, to, dim - column, false, kHasBias, divisor);
             } else {
               sum.write_quads(job, to, dim - column, kHasBias, divisor);
             }
-          } else if (kParts == 1 && kColumns > 4 && !whole) {
+          } else if (!Between && kParts == 1 && kColumns > 4 && !whole) {
             sum.write_half_quads(job, to, dim - column, kHasBias);
           } else if (job.out_type == OutType::kFloat16) {
             sum.template write_half<OutType::kFloat16>(job, to, kHasBias);
@@ -252,7 +296,10 @@ __global__ void __launch_bounds__(kShortThreads, 8)
     return work(One{}, Zero{});
   }
   if constexpr (C == 4) {
-    if (whole && dim % (2 * C) == 0 &&
+    // A last lane that has half as many columns reads what lies behind them as well.
+    const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride +
+                         (dim + 2 * C - 1) / (2 * C) * (2 * Part::kBytes);
+    if ((Between || (whole && dim % (2 * C) == 0)) && last <= job.weight_bytes &&
         (plan.data_offset | plan.row_stride) % (2 * Part::kBytes) == 0) {
       return several == 0 ? work(Two{}, One{}) : work(Two{}, Two{});
     }

@@ -78,29 +78,40 @@ __device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
 }
 
 // The feature that this block works on: those with the most ids in the call come first, so that
-// their long bags do not end last.  Where there are more features than a warp has lanes, the plan
-// says. All threads of a warp call it.
+// their long bags do not end last.  Numbers of ids count as the same where they agree in their
+// highest bit and the next: one warp compares those six bits of 32 features by six votes.  Where
+// there are more features than a warp has lanes, the plan says.  All threads of a block call it.
 __device__ __forceinline__ int longest_feature_of_block(const CudaLookup& job) {
   constexpr int kLanes = 32;
+  constexpr int kKeyBits = 6;
   if (job.features > kLanes) return feature_of_block(job);
-  const int features = static_cast<int>(job.features);
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  int64_t ids = -1;
-  if (lane < features) {
-    const int64_t first = lane * job.batch;
-    ids = load_integer(job.offsets, first + job.batch, job.wide_offsets) -
-          load_integer(job.offsets, first, job.wide_offsets);
-    ids = min(max(ids, int64_t{0}), int64_t{0x7fffffff});
+  __shared__ int found;
+  if (threadIdx.x < kLanes) {
+    const int features = static_cast<int>(job.features);
+    const int lane = static_cast<int>(threadIdx.x);
+    const int64_t begin =
+        load_integer(job.offsets, min(lane, features) * job.batch, job.wide_offsets);
+    int64_t end = __shfl_down_sync(~0u, begin, 1);
+    if (lane == kLanes - 1 && features == kLanes) {
+      end = load_integer(job.offsets, job.features * job.batch, job.wide_offsets);
+    }
+    // A float from 1 to 2^31: five bits of exponent and one of what follows.
+    const float ids = static_cast<float>(min(max(end - begin, int64_t{1}), int64_t{0x7fffffff}));
+    const uint32_t key = (__float_as_uint(ids) - __float_as_uint(1.0f)) >> 22;
+    uint32_t longer = 0;
+    uint32_t same = ~0u >> (kLanes - features);
+#pragma unroll
+    for (int bit = kKeyBits - 1; bit >= 0; --bit) {
+      const bool mine = (key >> bit & 1) != 0;
+      const uint32_t ones = __ballot_sync(~0u, mine);
+      if (!mine) longer |= same & ones;
+      same &= mine ? ones : ~ones;
+    }
+    const int rank = __popc(longer) + __popc(same & ((1u << lane) - 1));
+    if (lane < features && rank == static_cast<int>(blockIdx.y)) found = lane;
   }
-  const int mine = static_cast<int>(ids);
-  int rank = 0;
-  for (int other = 0; other < features; ++other) {
-    const int theirs = __shfl_sync(~0u, mine, other);
-    rank += theirs > mine || (theirs == mine && other < lane) ? 1 : 0;
-  }
-  const unsigned found =
-      __ballot_sync(~0u, lane < features && rank == static_cast<int>(blockIdx.y));
-  return __ffs(static_cast<int>(found)) - 1;
+  __syncthreads();
+  return found;
 }
 
 // Copies a feature's record into the warp's `to`; all its threads call it.  Reading it field by

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kSmallThreads, 8)
   constexpr int kColumns = 4;
   constexpr int kGroups = kSmallThreads / Lanes;
   constexpr bool kHasBias = S != Scales::kBook;
-  extern __shared__ __align__(16) uint8_t ring[];
+  extern __shared__ __align__(kRingAlignment) uint8_t ring[];
   __shared__ float books[kSmallThreads / 32][kBookScales];
   if (blockIdx.y == job.features) {
     copy_dense(job);

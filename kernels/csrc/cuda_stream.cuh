@@ -25,6 +25,10 @@ constexpr int kStep = 4;  // ids issued together
 constexpr int kRing = 8;  // rows in flight of a group
 constexpr int kMaxBagsPerGroup = 4;
 constexpr int kRingBytes = kRing * kThreads * 16;
+// Where the ring begins in shared memory.  Rows that go past the first cache are written there 128
+// bytes at a time, and where that is not on such a boundary it takes up to twice as long: what else
+// a kernel keeps in shared memory, in front of the ring, must not move it.
+constexpr int kRingAlignment = 128;
 constexpr int kSharedBytes = kRingBytes + kRing * kThreads * 4;
 static_assert(kSharedBytes <= 48 * 1024, "more would have to be asked for");
 

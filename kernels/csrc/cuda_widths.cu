@@ -13,8 +13,7 @@ constexpr int64_t kMostBlocks = 0x7fffffff;
 // more often than this.
 constexpr int64_t kDeepIds = 4;
 constexpr int64_t kDeepRounds = 2;
-// The same for columns of one byte and long bags.
-constexpr int64_t kDeepLongIds = 12;
+// The same rounds for columns of one byte and long bags.
 constexpr int64_t kDeepLongRounds = 4;
 
 // From so many shares on a thread reads two of an int4 row at once: 16 bytes, as of other rows.
@@ -86,8 +85,11 @@ bool launch(const CudaLookup& job, int multiprocessors, int64_t blocks, int bags
                   static_cast<unsigned>(features));
   // Where all blocks begin at once, no order is sooner done than another.
   const bool ordered = int64_t{grid.x} * grid.y > resident;
+  const bool is_long = P::kThreads == kExpressThreads && bags_per_group == 1 &&
+                       job.ids > kLongBags * job.features * job.batch;
+  const Beside beside = beside_of(is_long, int64_t{grid.x} * grid.y, resident);
   kernel<<<grid, P::kThreads, ring_bytes<P>(scales), stream>>>(
-      job, Tiling{bags_per_group, numbered, ordered});
+      job, Tiling{bags_per_group, numbered, ordered, beside});
   *status = cudaGetLastError();
   return true;
 }
@@ -108,7 +110,7 @@ bool launch_widths(const CudaLookup& job, int multiprocessors, cudaStream_t stre
   constexpr int64_t kRatio = WidePipe::kThreads / DeepPipe::kThreads;
   const bool bytes =
       job.weight_type == kInt8 || job.weight_type == kBlockInt8 || job.weight_type == kFloat8;
-  const int64_t rounds = bytes && job.ids > kDeepLongIds * bags ? kDeepLongRounds : kDeepRounds;
+  const int64_t rounds = bytes && job.ids > kLongBags * bags ? kDeepLongRounds : kDeepRounds;
   if (job.ids > kDeepIds * bags &&
       blocks * kRatio <= rounds * DeepPipe::kBlocks * multiprocessors) {
     // Smaller blocks hold fewer whole groups: at most half of their threads are idle.
@@ -116,8 +118,8 @@ bool launch_widths(const CudaLookup& job, int multiprocessors, cudaStream_t stre
   }
   // As for the kernels of one width: see launch_express().
   const int64_t resident = static_cast<int64_t>(multiprocessors) * WidePipe::kBlocks;
-  int bags_per_group = job.ids <= 2 * bags ? kWidthsBags : job.ids <= 12 * bags ? 4 : 1;
-  while (bags_per_group > 1 && blocks < 2 * resident * bags_per_group) bags_per_group /= 2;
+  int bags_per_group = job.ids <= 2 * bags ? kWidthsBags : job.ids <= kLongBags * bags ? 4 : 1;
+  while (bags_per_group > 1 && 4 * blocks < 5 * resident * bags_per_group) bags_per_group /= 2;
   if (job.weight_type == kInt4 && job.widest_shares >= kWideInt4Shares) {
     const int64_t half = blocks / WideInt4Pipe::kInt4Shares + job.features;
     return launch<WideInt4Pipe>(job, multiprocessors, half, bags_per_group, stream, status);

@@ -4,8 +4,10 @@
 // A row of n shares (16 columns of one byte each, for instance) is read by a group of n
 // neighbouring threads, whatever n is: a block of 128 threads holds 21 groups for rows of 6 shares,
 // and a group may begin in one warp and end in the next.  Each thread copies its own bytes into its
-// own ring slots, loads the ids itself, and keeps the ends of its bags in shared memory.  Rows of
-// more shares than a block has threads are read in several passes.
+// own ring slots and loads the ids itself.  Rows of more shares than a block has threads are read
+// in several passes.
+//
+// Long bags go to blocks and groups by their lengths (Beside).
 //
 // Where all rows have one number of shares, blockIdx.y is the feature and blockIdx.x a tile of its
 // bags, as in the other kernels.  Else the tiles of all features are numbered one after the other
@@ -22,13 +24,15 @@
 // warp sees repeat, and scales beside their rows, are worth it.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda_express.cuh"
 
 namespace tessera {
 namespace {
 
 using WidePipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks, Cache::kThrough>;
-using WideInt4Pipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks / 2, Cache::kThrough, 2>;
+using WideInt4Pipe = Pipe<kExpressThreads, kRing, kStep, 5, Cache::kThrough, 2>;
 using DeepPipe = Pipe<32, 64, 8, 5, Cache::kAsked>;
 
 constexpr int kWidthsBags = kExpressBags;
@@ -49,6 +53,7 @@ struct Tiling {
   int bags_per_group;
   bool numbered;  // over all features; else blockIdx.y picks the feature
   bool ordered;   // in launch order, which is read first
+  Beside beside;  // of bags, where each group has one
 };
 
 // Threads that read a row of `dim` columns.
@@ -120,36 +125,66 @@ __device__ __forceinline__ bool ids_repeat(const CudaLookup& job, int bag) {
   return __popc(__ballot_sync(~0u, (same & (same - 1)) != 0)) >= kRepeats;
 }
 
-// One tile of a feature that widths_serve().
+// Where the bags of a group end, counted from the group's first id, by thread; under Scales::kRow
+// without the last one, so that seven blocks leave the first cache 92 KB.  An order of bags is only
+// there where each group has one, and is no longer read when the end of that is known.
+template <class P, Scales S>
+union BagEnds {
+  static constexpr int kKept = S == Scales::kRow ? kWidthsBags - 1 : kWidthsBags;
+  int of[kKept][P::kThreads];
+  BagOrder order;
+};
+static_assert(offsetof(BagOrder, bags) >= sizeof(int) * kExpressThreads);
+
+// One tile of a feature that widths_serve().  All threads of a block call it.
 template <class P, int64_t T, Scales S, Ids I, bool Wide>
 __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePlan& plan,
                                          const volatile BagShape& shape, const Tile& tile,
-                                         int bags_per_group, uint8_t* ring,
-                                         int (*ends)[P::kThreads], const float* book) {
+                                         const Tiling& tiling, uint8_t* ring, BagEnds<P, S>* ends,
+                                         const float* book) {
   constexpr int C = PartOf<P, T>::kColumns;
   const int thread = static_cast<int>(threadIdx.x);
   const int lanes = widths_lanes<P, T>(plan.dim);
   const int groups = small_quotient(P::kThreads, lanes);
   const int group = small_quotient(thread, lanes);
   const int lane = thread - group * lanes;
+  const int of_feature = tile.feature * static_cast<int>(job.batch);
   // A scale lies where the copy of its row brings it along, if the row is a sector with it.
   bool keeps = false;
   if constexpr (P::kCache == Cache::kAsked) {
     keeps =
         (S == Scales::kRow && plan.scale_stride == plan.row_stride && plan.row_stride <= kSector) ||
-        (job.ids > kHotIds && ids_repeat<Wide>(job, tile.feature * static_cast<int>(job.batch) +
-                                                        tile.number * groups * bags_per_group));
+        (job.ids > kHotIds &&
+         ids_repeat<Wide>(job, of_feature + tile.number * groups * tiling.bags_per_group));
   }
-  const int first_bag = (tile.number * groups + group) * bags_per_group;
-  const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
-  if (group >= groups || bags <= 0) return;
-  const int at = tile.feature * static_cast<int>(job.batch) + first_bag;
-  const int64_t begin = load_offset(job, at);
+  int first_bag = (tile.number * groups + group) * tiling.bags_per_group;
+  int bags =
+      group >= groups ? 0 : min(static_cast<int>(job.batch) - first_bag, tiling.bags_per_group);
+  if constexpr (P::kThreads == kExpressThreads) {
+    if (tiling.beside != Beside::kAsTheyCome) {
+      const Window window = window_of(job, tile.number, groups, tiling.beside);
+      if (lengths_differ(job, of_feature, window)) {
+        first_bag = ordered_bag(job, of_feature, window, groups, group, &ends->order);
+        bags = first_bag < 0 ? 0 : 1;
+      }
+    }
+  }
+  // Threads without bags go on where others wait for them.
+  if (S != Scales::kRow && bags <= 0) return;
+  int64_t begin = 0;
   int last_end = 0;
+  if (bags > 0) {
+    const int at = of_feature + first_bag;
+    begin = load_offset(job, at);
+    last_end = static_cast<int>(load_offset(job, at + bags) - begin);
+    if (tiling.bags_per_group > 1) {
 #pragma unroll
-  for (int k = 0; k < kWidthsBags; ++k) {
-    last_end = static_cast<int>(load_offset(job, at + min(k + 1, bags)) - begin);
-    ends[k][thread] = last_end;
+      for (int k = 0; k < BagEnds<P, S>::kKept; ++k) {
+        ends->of[k][thread] = static_cast<int>(load_offset(job, at + min(k + 1, bags)) - begin);
+      }
+    } else if constexpr (S != Scales::kRow) {
+      ends->of[0][thread] = last_end;
+    }
   }
   Piece piece;
   piece.scales = job.weights + plan.scale_offset;
@@ -157,16 +192,27 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
   piece.count = max(last_end, 0);
   piece.bags = bags;
   piece.ring = ring;
+  piece.leader = max(thread - lane, thread / 32 * 32);
+  piece.team = min(thread - lane + lanes, thread / 32 * 32 + 32) - piece.leader;
+  piece.keeps = keeps;
   piece.book = book;
-  const auto end_of = [&](int bag) { return ends[bag][thread]; };
-  for (int column = lane * C; column < shape.dim; column += P::kThreads * C) {
-    piece.data = job.weights + plan.data_offset + column / C * PartOf<P, T>::kBytes;
-    piece.keeps = keeps;
+  const auto end_of = [&](int bag) {
+    if constexpr (S == Scales::kRow) {
+      if (bag == bags - 1) return last_end;
+    }
+    return ends->of[bag][thread];
+  };
+  for (int pass = 0; pass < shape.dim; pass += P::kThreads * C) {
+    if (pass > 0 && pass + thread / 32 * 32 * C >= shape.dim) break;
+    const int column = pass + lane * C;
+    // A thread behind the last column reads the first ones and writes nothing.
+    piece.data = job.weights + plan.data_offset +
+                 (column < shape.dim ? column : 0) / C * PartOf<P, T>::kBytes;
     int64_t out = first_bag * job.out_width + shape.out_column + column;
     const auto write = [&](Sum<C>* sum, int bag) {
       constexpr bool kHasBias = express_has_bias(T, S);
       const int columns = shape.dim - column;
-      if (shape.plain_half) {
+      if (shape.plain_half && columns > 0) {
         sum->template write_half<OutType::kFloat16>(job, out, kHasBias);
       } else {
         float divisor = 1.0f;
@@ -211,11 +257,11 @@ template <class P, int64_t T, Scales S, Ids I, bool Wide>
 __global__ void __launch_bounds__(P::kThreads, blocks_of<P>(S))
     lookup_widths_kernel(const __grid_constant__ CudaLookup job, const Tiling tiling) {
   constexpr int kWarps = P::kThreads / 32;
-  extern __shared__ __align__(16) uint8_t ring[];
+  extern __shared__ __align__(kRingAlignment) uint8_t ring[];
   __shared__ float books[kWarps][kBookScales];
   __shared__ BagShape shapes[kWarps];
   __shared__ FeaturePlan plans[kWarps];
-  __shared__ int ends[kWidthsBags][P::kThreads];
+  __shared__ BagEnds<P, S> ends;
   if (blockIdx.y == (tiling.numbered ? 1 : job.features)) {
     copy_dense(job);
     return;
@@ -245,12 +291,13 @@ __global__ void __launch_bounds__(P::kThreads, blocks_of<P>(S))
     if (widths_serve<P, T, S, I>(job, plan)) {
       share_shape(job, plan, PartOf<P, T>::kColumns, &shape);
       if constexpr (S == Scales::kBook) load_book(job.weights + plan.scale_offset, book);
-      sum_tile<P, T, S, I, Wide>(job, plan, shape, tile, tiling.bags_per_group, ring, ends, book);
+      sum_tile<P, T, S, I, Wide>(job, plan, shape, tile, tiling, ring, &ends, book);
     } else {
       stream_bags_slowly(job, plan, tile.feature, bags, tile.number, job.batch);
     }
     const int64_t next = at + gridDim.x;
     if (tiling.numbered ? next >= tile.all : next * bags >= job.batch) return;
+    __syncthreads();  // nobody reads the tile that is replaced
   }
 }
 

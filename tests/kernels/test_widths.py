@@ -18,7 +18,7 @@ from tessera.kernels.row_types import (
     INT4,
     INT8,
 )
-from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
+from tessera.kernels.tables import FeatureLookup, TableRows, make_plan, pack_tables
 from tests.kernels.cases import random_table
 
 KINDS = [
@@ -98,7 +98,10 @@ def test_few_and_many_bags_equal_the_cpu(dims, most, kind):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
-@pytest.mark.parametrize("dims", [[20] * 3, [128] * 2, [100, 36, 8], [160, 428, 1000], [8, 2500]])
+@pytest.mark.parametrize(
+    "dims",
+    [[20] * 3, [128] * 2, [100, 36, 8], [84] * 3, [908, 60, 300], [160, 428, 1000], [8, 2500]],
+)
 @pytest.mark.parametrize(
     "bag_sizes",
     [[1], [0, 1, 2], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 5, 0, 0]],
@@ -184,6 +187,127 @@ def test_the_pipe_of_many_rows_equals_the_cpu(dims, rows, kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", [(INT8, 0), (INT4, 0), (BLOCK_INT8, 0), (FLOAT8, 0), (FLOAT16, 0)])
+@pytest.mark.parametrize("dims", [[120, 120], [128, 128], [20], [56, 116, 8], [444], [908, 100]])
+@pytest.mark.parametrize("sizes", [(0, 40), (30, 31)], ids=["differ", "alike"])
+def test_long_bags_of_many_lengths_equal_the_cpu(sizes, dims, kind):
+    """Few blocks, some that order the bags of a tile, and many that order those of several tiles."""
+    generator = torch.Generator().manual_seed(dims[0])
+    for batch in (1000, 9001, 40_003) if max(dims) < 200 else (700, 9001):
+        (weights, plan, _, _), width = call_of(
+            generator, kind, dims, batch, 1, beside=batch == 9001, pooling=[Pooling.SUM]
+        )
+        lengths = torch.randint(*sizes, (len(dims) * batch,), generator=generator)
+        lengths[5] = 1500
+        indices = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
+        call = (weights, plan, indices.int(), lengths)
+        expected = torch.ops.tessera.lookup(*call, width, dtype=torch.float16)
+        ours = torch.ops.tessera.lookup(
+            *(tensor.cuda() for tensor in call),
+            width,
+            dtype=torch.float16,
+            launch=ops.launch_hint(plan),
+        )
+        assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("wide", [False, True])
+def test_long_bags_with_every_rule_equal_the_cpu(wide, pooling):
+    generator = torch.Generator().manual_seed(5)
+    for id_rule in IdRule:
+        for kind in ((INT8, 0), (FLOAT8, 32)):
+            (weights, plan, indices, lengths), width = call_of(
+                generator,
+                kind,
+                [52, 120],
+                12_000,
+                60,
+                rules=[(id_rule, OutOfRange.CLAMP)],
+                pooling=[pooling],
+            )
+            call = (weights, plan, indices if wide else indices.int(), lengths)
+            expected = torch.ops.tessera.lookup(*call, width)
+            ours = torch.ops.tessera.lookup(
+                *(tensor.cuda() for tensor in call), width, launch=ops.launch_hint(plan)
+            )
+            assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weight_type", [INT8, INT4])
+@pytest.mark.parametrize("dim", [20, 64, 120])
+def test_sums_of_scales_of_all_sizes_equal_the_cpu(dim, weight_type):
+    """From the smallest number of half precision to the largest, of both signs."""
+    generator = torch.Generator().manual_seed(dim)
+    bits = torch.randint(-(2**15), 2**15, (512, 2), generator=generator, dtype=torch.int16)
+    scales = torch.where(bits.view(torch.float16).isfinite(), bits, 1).view(torch.float16)
+    scales[:100] = 2.0**-24
+    data = torch.randint(
+        0, 256, (512, weight_type.data_bytes(dim)), generator=generator, dtype=torch.uint8
+    )
+    data[:50] = 0
+    table = TableRows(data=data, weight_type=weight_type, dim=dim, scale=scales)
+    for batch, most in ((40, 300), (6000, 30), (6000, 5)):
+        packed = pack_tables([table], scale_beside=batch == 40)
+        plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
+        lengths = torch.randint(0, most + 1, (batch,), generator=generator)
+        for rows in (100, 512):
+            indices = torch.randint(0, rows, (int(lengths.sum()),), generator=generator)
+            call = (packed.weights, plan, indices, lengths)
+            expected = torch.ops.tessera.lookup(*call, dim)
+            ours = torch.ops.tessera.lookup(
+                *(tensor.cuda() for tensor in call), dim, launch=ops.launch_hint(plan)
+            )
+            assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("most", [1, 3, 40])
+def test_every_byte_of_float8_equals_the_cpu(most):
+    generator = torch.Generator().manual_seed(most)
+    data = torch.arange(256, dtype=torch.uint8).repeat(31, 1) + torch.arange(31)[:, None]
+    table = TableRows(data=data.to(torch.uint8), weight_type=FLOAT8, dim=256)
+    packed = pack_tables([table])
+    plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
+    for batch in (2, 500, 20_000):
+        lengths = torch.randint(most // 2, most + 1, (batch,), generator=generator)
+        indices = torch.randint(0, 31, (int(lengths.sum()),), generator=generator)
+        call = (packed.weights, plan, indices, lengths)
+        expected = torch.ops.tessera.lookup(*call, 256)
+        ours = torch.ops.tessera.lookup(
+            *(tensor.cuda() for tensor in call), 256, launch=ops.launch_hint(plan)
+        )
+        assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dims", [[120], [128], [444, 20]])
+def test_wrong_offsets_of_long_bags_never_leave_the_ids(dims):
+    generator = torch.Generator().manual_seed(1)
+    (weights, plan, _, _), width = call_of(generator, (INT8, 0), dims, 12_000, 1)
+    bags = len(dims) * 12_000
+    indices = torch.randint(0, 30, (20 * bags,), generator=generator)
+    offsets = torch.arange(bags + 1) * 20
+    for wrong in (-(2**40), -5, 3, 2**35):
+        broken = offsets.clone()
+        broken[7::50] = wrong
+        torch.ops.tessera.lookup(
+            *(tensor.cuda() for tensor in (weights, plan, indices, broken)),
+            width,
+            offsets=True,
+            launch=ops.launch_hint(plan),
+        )
+    torch.cuda.synchronize()
+    call = (weights, plan, indices, offsets)
+    ours = torch.ops.tessera.lookup(
+        *(tensor.cuda() for tensor in call), width, offsets=True, launch=ops.launch_hint(plan)
+    )
+    assert torch.equal(ours.cpu(), torch.ops.tessera.lookup(*call, width, offsets=True))
+
+
+@pytest.mark.gpu
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(KINDS),
@@ -235,6 +359,14 @@ def test_many_features_of_many_widths(features, old):
     hint = ops.launch_hint(call[1]) & (OLD_HINT if old else -1)
     ours = torch.ops.tessera.lookup(*(tensor.cuda() for tensor in call), width, launch=hint)
     assert torch.equal(ours.cpu(), expected)
+
+
+def test_the_hint_tells_of_columns_between_multiples_of_eight():
+    generator = torch.Generator().manual_seed(1)
+    for dims, uneven in (([16, 8, 128], 0), ([16, 12, 4], 1), ([4], 1), ([908] * 2, 1)):
+        (_, plan, _, _), _ = call_of(generator, (INT8, 0), dims, 1, 1)
+        assert ops.launch_hint(plan) >> 27 & 1 == uneven
+        assert ops.launch_hint(plan, shares=False) >> 26 == 0
 
 
 @pytest.mark.gpu
