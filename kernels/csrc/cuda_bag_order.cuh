@@ -20,12 +20,20 @@ enum class Beside : int {
   kAlikeInWindow,
 };
 
+// Ids of a bag, on average, above which bags are ordered: at 20 of one length asking whether
+// lengths differ costs 1 to 3%.
+constexpr int64_t kOrderedIds = 20;
 constexpr int kWindowBags = 64;  // of several tiles, at most
 // How often its blocks must fill the machine before a call orders the bags of several tiles.
 constexpr int64_t kWindowRounds = 4;
 
-inline Beside beside_of(bool is_long, int64_t blocks, int64_t resident) {
-  if (!is_long || 2 * blocks < resident) return Beside::kAsTheyCome;
+// `resident`: blocks that the machine holds at once.
+inline Beside beside_of(const CudaLookup& job, int bags_per_group, int64_t blocks,
+                        int64_t resident) {
+  if (bags_per_group > 1 || job.ids <= kOrderedIds * job.features * job.batch ||
+      2 * blocks < resident) {
+    return Beside::kAsTheyCome;
+  }
   return blocks >= kWindowRounds * resident ? Beside::kAlikeInWindow : Beside::kAlikeInTile;
 }
 

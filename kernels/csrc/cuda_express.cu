@@ -136,9 +136,8 @@ bool launch_express(const CudaLookup& job, int multiprocessors, cudaStream_t str
   // half a microsecond.
   const int64_t threads = int64_t{grid.x} * grid.y * kExpressThreads;
   const bool at_once = threads <= resident;
-  const bool is_long = bags_per_group == 1 && job.ids > kLongBags * bags;
   express<<<grid, kExpressThreads, ring_bytes<ExpressPipe>(scales_of(job.alike)), stream>>>(
-      job, bags_per_group, !at_once, beside_of(is_long, threads, resident));
+      job, bags_per_group, !at_once, beside_of(job, bags_per_group, threads, resident));
   *status = cudaGetLastError();
   return true;
 }

@@ -360,13 +360,14 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
   };
   load_ends();
   const Window window = window_of(job, static_cast<int>(blockIdx.x), kGroups, beside);
-  const bool differ = lengths_differ(job, of_feature, window);
+  bool differ = false;
+  if (beside != Beside::kAsTheyCome) differ = lengths_differ(job, of_feature, window);
   const FeaturePlan& plan = job.plan[feature];
   if (!express_serves<T, S, I, Lanes>(job, plan)) {
     stream_bags_slowly(job, plan, feature, kGroups * bags_per_group);
     return;
   }
-  if (beside != Beside::kAsTheyCome && differ) {
+  if (differ) {
     __shared__ BagOrder order;
     first_bag = ordered_bag(job, of_feature, window, kGroups, group, &order);
     bags = first_bag < 0 ? 0 : 1;

@@ -34,9 +34,13 @@ ShortKernel short_of(const CudaLookup& job) {
 
 template <int64_t T, Scales S>
 ShortKernel short_of(const CudaLookup& job) {
-  const bool between =
-      job.uneven_columns && few_lanes(job) * FewShare<T>::kColumns >= kFewestBetween;
-  return between ? short_of<T, S, true>(job) : short_of<T, S, false>(job);
+  // Rows of 16 bits gain nothing by it.
+  if constexpr (number_bits(T) <= 8) {
+    if (job.uneven_columns && few_lanes(job) * FewShare<T>::kColumns >= kFewestBetween) {
+      return short_of<T, S, true>(job);
+    }
+  }
+  return short_of<T, S, false>(job);
 }
 
 template <int64_t T>

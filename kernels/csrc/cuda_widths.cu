@@ -85,9 +85,9 @@ bool launch(const CudaLookup& job, int multiprocessors, int64_t blocks, int bags
                   static_cast<unsigned>(features));
   // Where all blocks begin at once, no order is sooner done than another.
   const bool ordered = int64_t{grid.x} * grid.y > resident;
-  const bool is_long = P::kThreads == kExpressThreads && bags_per_group == 1 &&
-                       job.ids > kLongBags * job.features * job.batch;
-  const Beside beside = beside_of(is_long, int64_t{grid.x} * grid.y, resident);
+  const Beside beside = P::kThreads == kOrderThreads
+                            ? beside_of(job, bags_per_group, int64_t{grid.x} * grid.y, resident)
+                            : Beside::kAsTheyCome;
   kernel<<<grid, P::kThreads, ring_bytes<P>(scales), stream>>>(
       job, Tiling{bags_per_group, numbered, ordered, beside});
   *status = cudaGetLastError();
