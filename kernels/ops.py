@@ -167,7 +167,7 @@ _WARP_THREADS = 32
 _BLOCK_THREADS = 128
 _BLOCK_PARTS = 2048
 _COLUMNS_OF_16_BYTES = 8
-"""Of results of 16 bits: what a thread of a GPU writes at once."""
+"""A thread of a GPU writes as many columns of 16 bits at once."""
 
 
 def _columns_per_thread(kernel_number: int) -> int:
