@@ -135,9 +135,10 @@ class Routes:
 
     def _there_is(self) -> str:
         versions = ", ".join(f"'{version}'" for version in sorted(self._ready))
-        labels = ", ".join(f"'{label}'" for label in self._labels)
         found = f"there is version {versions}" if versions else "none is loaded"
-        return f"{found} and label {labels}" if versions and labels else found
+        ready = [label for label, version in self._labels.items() if version in self._ready]
+        labels = ", ".join(f"'{label}'" for label in ready)
+        return f"{found} and label {labels}" if labels else found
 
 
 def _shares(wanted: Wanted) -> list[_Share]:

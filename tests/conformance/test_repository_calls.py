@@ -223,6 +223,19 @@ def test_an_unload_takes_a_version_or_the_model_away_until_it_is_loaded(server, 
     assert answer("unloads") == "2"
 
 
+def test_a_version_whose_load_has_begun_is_unloaded_as_well(server, models, answer):
+    # The call reads the folder and finds 3, which is wanted; 1 never gets ready, so nothing retires by itself.
+    models.put("begun", 1, "a", spoil=lambda content: content[:100])
+    models.put("begun", 2, "b")
+    models.settings("begun", versions="all")
+    load(server, "begun", version=2)
+    models.put("begun", 3, "c")
+    unload(server, "begun", version=3)
+    server.wait_for(lambda: settled(server))
+    assert ready(server, "begun") == {2}
+    assert refusal(answer, "begun", "3")[0] == "NOT_FOUND"
+
+
 def test_a_damaged_version_is_refused_and_changes_nothing(server, models, answer):
     content = bytearray(models.content("b"))
     content[len(content) // 2] ^= 1

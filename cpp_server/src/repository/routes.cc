@@ -78,6 +78,7 @@ Status Routes::unknown(std::string_view asked) const {
   if (there.empty()) return not_found(asked, "none is loaded");
   std::string_view before = " and label '";
   for (const auto& [label, version] : labels_) {
+    if (!ready_.contains(version)) continue;
     there.append(before).append(label).append("'");
     before = ", '";
   }

@@ -224,7 +224,8 @@ class RepositoryCalls:
         """Wait until what was asked to go has gone."""
 
         def gone() -> bool:
-            left = set(model.live) | {version for version, _ in model.retiring}
+            left = {*model.live, *(version for version, _ in model.retiring), model.loading}
+            left.discard(None)
             return not left if change.record.unloaded else change.drop not in left
 
         await manager.until(gone)

@@ -219,7 +219,13 @@ class RepositoryManager:
             replayed = await self._replay(model, version, path, loaded)
             served = self._prepare(model, version, loaded, path)
             await self._warm_up(model.name, served)
-            self._serve(model, version, LiveVersion(served, loaded, file, replayed[0]), replayed[1])
+            live = LiveVersion(served, loaded, file, replayed[0])
+            if model.wants(version):
+                self._serve(model, version, live, replayed[1])
+            else:
+                # It was unloaded meanwhile, and where another wanted version is not ready nothing retires.
+                model.retiring.append((version, file))
+                self._release_at_end(model, version, live)
         except UserError as error:
             self._fail(model, version, file, str(error))
         except Exception as error:

@@ -129,6 +129,10 @@ class ModelVersions:
         """The versions in the folder."""
         return frozenset() if self.folder is None else frozenset(self.folder.versions)
 
+    def wants(self, version: int) -> bool:
+        """Whether ``version`` should be loaded, or a call waits for it."""
+        return version in self.wanted.versions or version in (self.asked or ())
+
     def plan(self, *, retry: bool, now: float) -> Plan:
         """What to do next; see `plan_model`."""
         versions = {} if self.folder is None else self.folder.versions
