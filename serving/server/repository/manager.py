@@ -219,6 +219,7 @@ class RepositoryManager:
             replayed = await self._replay(model, version, path, loaded)
             served = self._prepare(model, version, loaded, path)
             await self._warm_up(model.name, served)
+            self._metrics.versions.count_load(model.name, ok=True)
             live = LiveVersion(served, loaded, file, replayed[0])
             if model.wants(version):
                 self._serve(model, version, live, replayed[1])
@@ -313,7 +314,6 @@ class RepositoryManager:
         steps: list[Step],
     ) -> None:
         live.served.metrics.ready = True
-        self._metrics.versions.count_load(model.name, ok=True)
         before = model.succeeded(version, live)
         if self.following is not None and live.log is not None:
             self.following.begin(live.log, steps)
