@@ -78,6 +78,15 @@ def test_every_width_equals_the_reference(device, dim, kind):
         assert bool((out[:, width:] == 7.0).all()), "columns of no feature were touched"
 
 
+def assert_equals_the_cpu(call, width, **options):
+    """The lookup ``call`` (weights, plan, indices, lengths) gives the same bits on a GPU as on the CPU."""
+    expected = torch.ops.tessera.lookup(*call, width, **options)
+    ours = torch.ops.tessera.lookup(
+        *(tensor.cuda() for tensor in call), width, **options, launch=ops.launch_hint(call[1])
+    )
+    assert torch.equal(ours.cpu(), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
 @pytest.mark.parametrize("most", [1, 4, 30])
@@ -146,14 +155,7 @@ def test_one_id_with_every_rule_equals_the_cpu(wide, id_rule, pooling):
         lengths[7:11] = torch.tensor([0, 2, 0, 2])
         indices = torch.randint(-2, 1 << 30, (3 * 4000,), generator=generator)
         call = (weights, plan, indices if wide else indices.int(), lengths)
-        expected = torch.ops.tessera.lookup(*call, width, dtype=torch.float16)
-        ours = torch.ops.tessera.lookup(
-            *(tensor.cuda() for tensor in call),
-            width,
-            dtype=torch.float16,
-            launch=ops.launch_hint(plan),
-        )
-        assert torch.equal(ours.cpu(), expected)
+        assert_equals_the_cpu(call, width, dtype=torch.float16)
 
 
 @pytest.mark.gpu
@@ -176,14 +178,7 @@ def test_the_pipe_of_many_rows_equals_the_cpu(dims, rows, kind):
         lengths = torch.randint(0, 30, (len(dims) * batch,), generator=generator)
         indices = torch.randint(0, rows, (int(lengths.sum()),), generator=generator)
         call = (packed.weights, plan, indices, lengths)
-        expected = torch.ops.tessera.lookup(*call, sum(dims), dtype=torch.float16)
-        ours = torch.ops.tessera.lookup(
-            *(tensor.cuda() for tensor in call),
-            sum(dims),
-            dtype=torch.float16,
-            launch=ops.launch_hint(plan),
-        )
-        assert torch.equal(ours.cpu(), expected)
+        assert_equals_the_cpu(call, sum(dims), dtype=torch.float16)
 
 
 @pytest.mark.gpu
@@ -201,14 +196,7 @@ def test_long_bags_of_many_lengths_equal_the_cpu(sizes, dims, kind):
         lengths[5] = 1500
         indices = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
         call = (weights, plan, indices.int(), lengths)
-        expected = torch.ops.tessera.lookup(*call, width, dtype=torch.float16)
-        ours = torch.ops.tessera.lookup(
-            *(tensor.cuda() for tensor in call),
-            width,
-            dtype=torch.float16,
-            launch=ops.launch_hint(plan),
-        )
-        assert torch.equal(ours.cpu(), expected)
+        assert_equals_the_cpu(call, width, dtype=torch.float16)
 
 
 @pytest.mark.gpu
@@ -228,11 +216,7 @@ def test_long_bags_with_every_rule_equal_the_cpu(wide, pooling):
                 pooling=[pooling],
             )
             call = (weights, plan, indices if wide else indices.int(), lengths)
-            expected = torch.ops.tessera.lookup(*call, width)
-            ours = torch.ops.tessera.lookup(
-                *(tensor.cuda() for tensor in call), width, launch=ops.launch_hint(plan)
-            )
-            assert torch.equal(ours.cpu(), expected)
+            assert_equals_the_cpu(call, width)
 
 
 @pytest.mark.gpu
@@ -256,11 +240,7 @@ def test_sums_of_scales_of_all_sizes_equal_the_cpu(dim, weight_type):
         for rows in (100, 512):
             indices = torch.randint(0, rows, (int(lengths.sum()),), generator=generator)
             call = (packed.weights, plan, indices, lengths)
-            expected = torch.ops.tessera.lookup(*call, dim)
-            ours = torch.ops.tessera.lookup(
-                *(tensor.cuda() for tensor in call), dim, launch=ops.launch_hint(plan)
-            )
-            assert torch.equal(ours.cpu(), expected)
+            assert_equals_the_cpu(call, dim)
 
 
 @pytest.mark.gpu
@@ -275,11 +255,7 @@ def test_every_byte_of_float8_equals_the_cpu(most):
         lengths = torch.randint(most // 2, most + 1, (batch,), generator=generator)
         indices = torch.randint(0, 31, (int(lengths.sum()),), generator=generator)
         call = (packed.weights, plan, indices, lengths)
-        expected = torch.ops.tessera.lookup(*call, 256)
-        ours = torch.ops.tessera.lookup(
-            *(tensor.cuda() for tensor in call), 256, launch=ops.launch_hint(plan)
-        )
-        assert torch.equal(ours.cpu(), expected)
+        assert_equals_the_cpu(call, 256)
 
 
 @pytest.mark.gpu

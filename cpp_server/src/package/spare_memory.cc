@@ -30,7 +30,7 @@ bool advise(const Mapping& mapping, int advice) {
   const std::uint64_t before = reinterpret_cast<std::uintptr_t>(mapping.at) % kPiece;
   std::uint64_t done = 0;  // where another thread goes on
   bool taken = true;
-  run_when_idle([&](const std::stop_token& stop) {
+  const auto work = [&](const std::stop_token& stop) {
     while (taken && done < mapping.bytes && !stop.stop_requested()) {
       if (done > 0) std::this_thread::sleep_for(kPause);
       const std::uint64_t whole = done == 0 ? kPiece - before : kPiece;
@@ -38,7 +38,12 @@ bool advise(const Mapping& mapping, int advice) {
       taken = ::madvise(mapping.at + done, bytes, advice) == 0;
       done += bytes;
     }
-  });
+  };
+  try {
+    run_when_idle(work);
+  } catch (const std::bad_alloc&) {  // memory is given back all the more
+    work(std::stop_token());
+  }
   return taken;
 }
 
