@@ -221,12 +221,12 @@ class RepositoryManager:
             await self._warm_up(model.name, served)
             self._metrics.versions.count_load(model.name, ok=True)
             live = LiveVersion(served, loaded, file, replayed[0])
-            if model.wants(version):
-                self._serve(model, version, live, replayed[1])
-            else:
-                # It was unloaded meanwhile, and where another wanted version is not ready nothing retires.
+            if model.was_unloaded(version):
+                # Where another wanted version is not ready, nothing would retire it.
                 model.retiring.append((version, file))
                 self._release_at_end(model, version, live)
+            else:
+                self._serve(model, version, live, replayed[1])
         except UserError as error:
             self._fail(model, version, file, str(error))
         except Exception as error:

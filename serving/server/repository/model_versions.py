@@ -129,9 +129,14 @@ class ModelVersions:
         """The versions in the folder."""
         return frozenset() if self.folder is None else frozenset(self.folder.versions)
 
-    def wants(self, version: int) -> bool:
-        """Whether ``version`` should be loaded, or a call waits for it."""
-        return version in self.wanted.versions or version in (self.asked or ())
+    def was_unloaded(self, version: int) -> bool:
+        """Whether a call has unloaded ``version`` and nothing wants it since.
+
+        One that another has superseded is not: it answers until that is ready.
+        """
+        if self.record is None or version in self.wanted.versions | (self.asked or frozenset()):
+            return False
+        return self.record.unloaded or version in self.record.remove
 
     def plan(self, *, retry: bool, now: float) -> Plan:
         """What to do next; see `plan_model`."""
