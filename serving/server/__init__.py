@@ -32,7 +32,8 @@ The folders are the request's way through the program; cpp_server/src has the sa
 
 Threads: the event loop's thread owns everything but the workers' own buffers, so there are no
 locks.  A worker gets a list of requests through a queue and gives back one outcome through
-``call_soon_threadsafe``, once per batch.
+``call_soon_threadsafe``, once per batch.  Short passes of models whose requests come one by one are computed by the
+event loop itself (``batching/policy.py``): handing them over would take longer.
 
 A free worker takes whatever is queued; ``max_delay_us`` is 0 unless it is set, because waiting for
 more requests costs more than it brings as soon as requests queue by themselves.

@@ -22,6 +22,7 @@ TIMEOUT_S = 60.0
 TELL_S = 0.5
 OK, AWAY = "answered rightly", "not there"
 TOLD = "told rightly which versions there are"
+BARE = "told rightly which version is wanted and not there"
 REFUSED = "a steady model refused"
 """Right for a server that is starting, which who started it knows; LOST otherwise."""
 LOST, WRONG = "LOST", "WRONG"
@@ -29,6 +30,10 @@ LABELS = ("stable", "canary")
 _UNKNOWN = re.compile(
     r"model_version '(?P<asked>[^']*)' of model '(?P<model>[^']*)' is unknown; "
     r"(?:none is loaded|there is version (?P<there>'[^']*'(?:, '[^']*')*)(?: and label (?P<labels>.*))?)"
+)
+_MISSING = re.compile(
+    r"version '(?P<version>[0-9]+)' of model '(?P<model>[^']*)' "
+    r"(?:is still loading|is not in its folder|could not be loaded; the repository's index says why)"
 )
 _NO_MODEL = re.compile(r"model_name '(?P<asked>[^']*)' is unknown; this server has (?P<there>.*)")
 
@@ -83,16 +88,30 @@ def ending(world: World, model: str, version: str, error: grpc.RpcError) -> str:
     """
     code, why = error.code().name, (error.details() or "").splitlines()[0]
     if code == "UNAVAILABLE" and any(
-        part in why for part in ("onnect", "ocket", "GOAWAY", "roken pipe", "draining", "loading")
+        part in why for part in ("onnect", "ocket", "GOAWAY", "roken pipe", "draining")
     ):
+        return AWAY
+    if code == "UNAVAILABLE" and why == f"model '{model}' is still loading":
         return AWAY
     if code in {"NOT_FOUND", "UNAVAILABLE"}:
         if model in world.steady and not version:
             return f"{REFUSED}: {why[:150]}"
         if code == "UNAVAILABLE":
-            return code
+            return BARE if tells_what_is_missing(model, version, why) else f"{WRONG}: {why[:150]}"
         return TOLD if tells_what_there_is(model, version, why) else f"{WRONG}: {why[:150]}"
     return f"{LOST}: {code} {why[:150]}"
+
+
+def tells_what_is_missing(model: str, version: str, why: str) -> bool:
+    """Whether UNAVAILABLE names the model and the version that was asked for, or one where none was."""
+    if why == f"no version of model '{model}' is loaded":
+        return not version
+    found = _MISSING.fullmatch(why)
+    return (
+        found is not None
+        and found["model"] == model
+        and (not version.isdecimal() or found["version"] == version)
+    )
 
 
 def tells_what_there_is(model: str, version: str, why: str) -> bool:
@@ -122,7 +141,7 @@ class _Asked:
             answer = self.future.result()
         except grpc.RpcError as error:
             end = ending(world, self.model, self.version, error)
-            if end == TOLD and self.version.isdecimal():
+            if end in {TOLD, BARE} and self.version.isdecimal():
                 calls.append(self._call(int(self.version), answered=False))
             return end
         if fault := world.fault(self.turn, self.model, self.version, answer):

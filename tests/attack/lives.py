@@ -6,7 +6,8 @@ rolled back, their folders deleted and put back, their files damaged and mended;
 started again, with --model-control explicit or poll by turns.  What is held to:
 
 * an answer has the bits of the version that it names, which is the version that was asked for;
-* NOT_FOUND names what was asked for, and says which versions there are;
+* NOT_FOUND names what was asked for, and says which versions there are; UNAVAILABLE names the version that should be
+  there and is not;
 * between the end of a call that loads or unloads a version and the next change of its model, that version is always
   answered, or never;
 * a call that changed something has changed it when it returns; one that is refused says NOT_FOUND or
@@ -49,6 +50,8 @@ KEPT = 1
 """The version that a steady model always keeps."""
 READY_S = 180.0
 CALL_S = 60.0
+MENDING = 0.75
+"""How often a change of a model's files mends one that is spoiled, where there is one."""
 NOTICED_S = 2.0
 """How long after an answer a client may look at it."""
 REFUSALS = {"NOT_FOUND", "FAILED_PRECONDITION"}
@@ -177,7 +180,13 @@ class Keeper:
         time.sleep(0.5 if self._ending else 0.02)
 
     def _spoil(self, life: Life, version: int, how: str) -> None:
-        """Take a version's file away or damage it; or, where that was done, make it whole again."""
+        """Take a version's file away or damage it; or, where that was done, make it whole again.
+
+        Where a version of the model is spoiled, mending comes three times as often as spoiling another one.
+        """
+        spoiled = sorted(set(VERSIONS) - life.good)
+        if spoiled and self._draw.random() < MENDING:
+            version = self._draw.choice(spoiled)
         if life.steady and version == KEPT:
             return
         package = self._world.contents[life.name][version]
@@ -295,15 +304,14 @@ def make_world(folder: Path, models: int, seed: int) -> tuple[Models, World]:
     for name, versions in contents.items():
         for version, package in versions.items():
             repository.put(name, version, package)
-    steady = frozenset(names[::10])
-    for name in steady:
+    for name in names[::2]:
         repository.settings(name, versions="all")
     world = World(
         address=f"127.0.0.1:{free_ports()[0]}",
         contents=contents,
         requests=requests,
         right={name: [right for _, right in found] for name, found in answers.items()},
-        steady=steady,
+        steady=frozenset(names[::10]),
     )
     return repository, world
 

@@ -181,6 +181,20 @@ def test_a_version_that_cannot_be_loaded_changes_nothing_until_it_can(
     server.wait_for(lambda: ready(server, name) == {2})
 
 
+def test_a_caller_is_not_told_which_files_of_the_host_are_damaged(server, models, message):
+    models.put("told", 1, "a")
+    models.put("told", 2, "b", spoil=damaged)
+
+    def refusal():
+        try:
+            return server.predict(asking(message, "told", "2")) and None
+        except grpc.RpcError as error:
+            return error.details()
+
+    why = "could not be loaded; the repository's index says why"
+    server.wait_for(lambda: refusal() == f"version '2' of model 'told' {why}")
+
+
 def test_a_version_that_vanishes_before_it_is_loaded_is_forgotten(server, models, becomes):
     models.put("vanishes", 1, "a")
     becomes("vanishes", "1")

@@ -4,12 +4,14 @@ import asyncio
 import io
 import json
 import math
+import threading
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 import torch
 
+from tessera.serving.server.batching import policy
 from tessera.serving.server.batching.batch_scheduler import BatchScheduler
 from tessera.serving.server.batching.policy import CutReason
 from tessera.serving.server.config import ModelLimits
@@ -38,7 +40,7 @@ class Clock:
 class Bench:
     """A batch scheduler with a model that can be held."""
 
-    def __init__(self, **limits):
+    def __init__(self, *, short_passes=False, **limits):
         limits = ModelLimits(**({"workers": 1} | limits))
         self.schema = make_schema()
         self.runner = FakeRunner(self.schema)
@@ -54,6 +56,7 @@ class Bench:
             loop=asyncio.get_running_loop(),
             log=make_logger("info", "json", self.log),
             clock=self.clock,
+            short_passes=short_passes,
         )
 
     def submit(self, message, *, priority=0, deadline=NO_DEADLINE):
@@ -72,8 +75,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(**limits):
-    made = Bench(**limits)
+async def bench(*, short_passes=False, **limits):
+    made = Bench(short_passes=short_passes, **limits)
     try:
         yield made
     finally:
@@ -122,6 +125,91 @@ def test_workers_set_their_own_thread_count():
             await asyncio.gather(*[b.submit(request()) for _ in range(4)])
             assert {count for _, count in b.runner.threads} == {1}
             assert all(name.startswith("worker-") for name, _ in b.runner.threads)
+
+    run(body)
+
+
+LOOP = threading.current_thread().name
+
+
+async def one_by_one(b, messages):
+    """The answers to ``messages``, each of which comes 20 ms of the clock after the one before."""
+    answers = []
+    for message in messages:
+        b.clock.now += 0.02
+        answers.append(await b.submit(message))
+    return answers
+
+
+def places(b):
+    """Which threads have computed since this was last asked."""
+    names = {name for name, _ in b.runner.threads}
+    b.runner.threads.clear()
+    return names
+
+
+def test_short_passes_run_on_the_event_loop_where_requests_come_one_by_one(monkeypatch):
+    # However busy the machine is, each of these passes is short.
+    monkeypatch.setattr(policy, "SHORT_PASS_S", 60.0)
+    monkeypatch.setattr(policy, "WAITING_PASS_S", 60.0)
+
+    async def body():
+        async with bench(short_passes=True) as b:
+            rng = np.random.default_rng(0)
+            messages = [random_request(rng, B, wide=B % 2 == 0) for B in (1, 2, 3, 1, 4) * 4]
+            for message, answer in zip(messages, await one_by_one(b, messages), strict=True):
+                np.testing.assert_array_equal(scores(answer), scores_of(message))
+                assert answer.timings.requests == 1
+            assert LOOP in places(b)
+            await one_by_one(b, messages[:2])
+            assert places(b) == {LOOP}
+            assert b.metrics.batches[CutReason.IDLE] == len(messages) + 2
+            assert b.metrics.inflight_batches() == 0
+            # A large one is a worker's, and so are those that come faster than a worker takes them over.
+            await one_by_one(b, [random_request(rng, 17)])
+            assert places(b) == {"worker-0"}
+            for _ in range(20):
+                await b.submit(request())
+            places(b)
+            await b.submit(request())
+            assert places(b) == {"worker-0"}
+            await one_by_one(b, messages)
+            assert LOOP in places(b)
+            b.scheduler.start_draining()
+            await one_by_one(b, messages[:1])
+            assert places(b) == {"worker-0"}
+
+    run(body)
+
+
+def test_passes_that_are_not_short_stay_with_the_workers(monkeypatch):
+    monkeypatch.setattr(policy, "SHORT_PASS_S", 0.0)
+
+    async def body():
+        async with bench(short_passes=True) as b:
+            await one_by_one(b, [request()] * 8)
+            assert places(b) == {"worker-0"}
+
+    run(body)
+
+
+def test_a_request_that_fails_on_the_event_loop_fails_alone(monkeypatch):
+    monkeypatch.setattr(policy, "SHORT_PASS_S", 60.0)
+    monkeypatch.setattr(policy, "WAITING_PASS_S", 60.0)
+
+    async def body():
+        async with bench(short_passes=True) as b:
+            await one_by_one(b, [request()] * 8)
+            places(b)
+            b.runner.fails_on = {9}
+            b.clock.now += 0.02
+            good, bad = b.submit(request()), b.submit(request(first_id=7))
+            assert scores(await good).size == 1
+            with pytest.raises(ServeError) as caught:
+                await bad
+            assert caught.value.code is Code.INTERNAL
+            assert places(b) == {LOOP}
+            assert b.metrics.inflight_batches() == 0
 
     run(body)
 

@@ -6,10 +6,12 @@ from tessera.serving.server.batching.policy import (
     BatchLimits,
     CutNow,
     CutReason,
+    LonePass,
     QueueState,
     WaitForRequest,
     WaitUntil,
     decide,
+    runs_here,
 )
 
 AT_ONCE = BatchLimits(max_samples=8, max_ids=100, max_delay_s=0.0)
@@ -55,3 +57,27 @@ def state(**changes):
 )
 def test_decision(policy, changes, now, expected):
     assert decide(state(**changes), policy, now) == expected
+
+
+ROOMY = BatchLimits(max_samples=512, max_ids=100_000, max_delay_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "here"),
+    [
+        ({}, True),
+        ({"samples": 16, "ids": 1_024, "work_s": 0.0005, "took_s": 0.005, "gap_s": 0.0015}, True),
+        ({"samples": 17}, False),
+        ({"ids": 1_025}, False),
+        ({"work_s": 0.0}, False),  # nothing is known yet
+        ({"work_s": 0.0006}, False),
+        ({"took_s": 0.006}, False),  # it waits for something
+        ({"gap_s": 0.0014}, False),  # others come meanwhile
+    ],
+)
+def test_the_event_loop_computes_short_passes_that_come_one_by_one(changes, here):
+    usual = {"samples": 1, "ids": 26, "work_s": 0.0002, "took_s": 0.001, "gap_s": 0.01}
+    lone = LonePass(**(usual | changes))
+    assert runs_here(lone, ROOMY, draining=False) is here
+    assert not runs_here(lone, ROOMY, draining=True)
+    assert not runs_here(lone, WITH_DELAY, draining=False)

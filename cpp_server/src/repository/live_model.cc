@@ -91,11 +91,11 @@ Routes LiveModel::routes() const {
   NotReady not_ready;
   for (const Version version : wanted.versions) {
     if (answering.contains(version)) continue;
-    const auto failed = reasons.find(version);
-    const bool there = folder.versions.contains(version);
-    not_ready[version] = failed != reasons.end() ? "could not be loaded: " + failed->second
-                         : there                 ? "is being loaded"
-                                                 : "is not in its folder";
+    // The reason names files of this host, which only the index's readers are to know.
+    not_ready[version] = reasons.contains(version)
+                             ? "could not be loaded; the repository's index says why"
+                         : folder.versions.contains(version) ? "is still loading"
+                                                             : "is not in its folder";
   }
   return {name(), std::move(answering), std::move(not_ready), wanted};
 }

@@ -1,6 +1,7 @@
 """The batch scheduler of one model: from a checked request to its scores by queue and workers.
 
-Everything here runs on the event loop's thread; only `WorkerPool` has threads of its own.
+Everything here runs on the event loop's thread; only `WorkerPool` has threads of its own.  Short passes run here as
+well, where `runs_here` of the policy says so.
 The clock is handed in, so that tests own the time.
 """
 
@@ -18,12 +19,15 @@ from tessera.serving.server.batching.policy import (
     BatchLimits,
     CutNow,
     CutReason,
+    LonePass,
     QueueState,
     WaitUntil,
     decide,
+    is_small,
+    runs_here,
 )
-from tessera.serving.server.batching.request_queue import Part, RequestQueue
-from tessera.serving.server.batching.workers import BatchOutcome, WorkerPool
+from tessera.serving.server.batching.request_queue import CutBatch, Part, RequestQueue
+from tessera.serving.server.batching.workers import BatchOutcome, OwnExecutor, WorkerPool
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import DeadlineError, RejectReason, ServeError
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
@@ -35,7 +39,9 @@ from tessera.serving.server.request.decoded_request import (
 )
 
 _KEEP = 0.8
-"""Weight of the past in the running mean of a forward pass's duration."""
+"""Weight of the past in running means."""
+_LONG_GAP_S = 0.01
+"""Longer times between requests count as this, so that a burst is soon seen as one."""
 
 
 class PendingRequest:
@@ -135,6 +141,7 @@ class BatchScheduler:
         log: where failures go.
         clock: seconds, monotonic; the one that deadlines are measured with.
         lock: what passes hold while commits change the model; None: nothing changes it.
+        short_passes: whether this thread may run short passes itself.
     """
 
     def __init__(
@@ -148,6 +155,7 @@ class BatchScheduler:
         log: Any,
         clock: Callable[[], float],
         lock: CommitLock | None = None,
+        short_passes: bool = False,
     ) -> None:
         self._schema = schema
         self._metrics = metrics
@@ -165,6 +173,9 @@ class BatchScheduler:
         self._free_workers = limits.workers
         self._workers = limits.workers
         self._expected_forward = 0.0
+        self._short_work = 0.0
+        self._gap = 0.0
+        self._last_came = clock()
         self._draining = False
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -179,10 +190,11 @@ class BatchScheduler:
             log=log,
             lock=lock,
         )
+        self._own = OwnExecutor(schema, runner, log) if short_passes else None
         metrics.queue_requests = lambda: self._queue.requests
         metrics.queue_samples = lambda: self._queue.samples
         metrics.inflight_batches = lambda: self._workers - self._free_workers
-        metrics.memory_bytes["cpu", "buffers"] = self._pool.buffer_bytes
+        metrics.memory_bytes["cpu", "buffers"] = self._buffer_bytes
 
     def submit(
         self,
@@ -205,6 +217,8 @@ class BatchScheduler:
             QueueFullError: no room.
         """
         now = self._clock()
+        gap, self._last_came = min(now - self._last_came, _LONG_GAP_S), now
+        self._gap = _KEEP * self._gap + (1 - _KEEP) * gap
         left_to_us = timeout < deadline
         deadline = min(deadline, timeout)
         if now >= deadline:
@@ -247,7 +261,11 @@ class BatchScheduler:
 
     def forget(self) -> None:
         """Let go of the model, after `close`; nothing is computed any more."""
-        del self._pool
+        del self._pool, self._own
+
+    def _buffer_bytes(self) -> int:
+        own = 0 if self._own is None else self._own.buffer_bytes()
+        return own + self._pool.buffer_bytes()
 
     def _schedule_pump(self) -> None:
         # Not at once: requests that are still received in this turn of the loop can share the batch.
@@ -294,7 +312,21 @@ class BatchScheduler:
             self._free_workers -= 1
             for part in cut.parts:
                 _pending(part).begun = True
-            self._pool.start_batch(cut.parts)
+            if self._own is not None and self._runs_here(cut):
+                # Told of as workers tell of theirs, for that may cut the next batch.
+                self._loop.call_soon(self._deliver, self._own.execute(cut.parts))
+            else:
+                self._pool.start_batch(cut.parts)
+
+    def _runs_here(self, cut: CutBatch) -> bool:
+        lone = LonePass(
+            samples=cut.samples,
+            ids=cut.ids,
+            work_s=self._short_work,
+            took_s=self._expected_forward,
+            gap_s=self._gap,
+        )
+        return runs_here(lone, self._limits, draining=self._draining)
 
     def _count_dropped(self, dropped: list[RejectReason]) -> None:
         for reason in dropped:
@@ -308,8 +340,9 @@ class BatchScheduler:
         for timings in outcome.passes:
             metrics.observe_pass(timings)
             spent = timings.assemble + timings.forward + timings.split
-            past = self._expected_forward or spent
-            self._expected_forward = _KEEP * past + (1 - _KEEP) * spent
+            self._expected_forward = _mean(self._expected_forward, spent)
+        if len(outcome.passes) == 1 and is_small(outcome.passes[0].samples, outcome.passes[0].ids):
+            self._short_work = _mean(self._short_work, outcome.work_s)
         metrics.out_of_range_ids += outcome.out_of_range_ids
         waited = metrics.stages["queue"].observe
         rows = zip(outcome.parts, outcome.outcomes, outcome.timings, strict=True)
@@ -330,6 +363,11 @@ class BatchScheduler:
                 # It waits for a worker as a batch does, before what is in the queue.
                 self._free_workers -= 1
                 self._pool.compute_together(list(pending.parts))
+
+
+def _mean(past: float, new: float) -> float:
+    """A running mean with one more value; nothing was known before where ``past`` is 0."""
+    return _KEEP * (past or new) + (1 - _KEEP) * new
 
 
 def _pending(part: Part) -> PendingRequest:

@@ -1,6 +1,6 @@
 """Inference threads: each takes a batch, merges it, runs the model, splits the scores.
 
-Nothing here touches the event loop but one call per batch, `loop.call_soon_threadsafe`.
+No worker touches the event loop but by one call per batch, `loop.call_soon_threadsafe`.
 A batch that fails is run again request by request, so that one bad request cannot fail its
 neighbours.
 """
@@ -47,6 +47,7 @@ class BatchOutcome:
         timings: per part, of the forward pass that served it.
         passes: every forward pass that succeeded: one, unless the batch had to be retried.
         out_of_range_ids: ids that were clamped or hashed into their table.
+        work_s: CPU seconds that the thread has used for it.
         together: whether these are the parts of one request, computed once more because they had seen
             different commits.
         started: the clock when the worker took the batch (seconds).
@@ -58,6 +59,7 @@ class BatchOutcome:
     passes: list[PassTimings]
     out_of_range_ids: int
     started: float
+    work_s: float
     together: bool = False
 
 
@@ -182,19 +184,22 @@ class Executor:
 
     def execute(self, parts: list[Part]) -> BatchOutcome:
         """Scores or an error for every part; never raises for what a model may raise."""
-        started = time.monotonic()
+        started, work = time.monotonic(), time.thread_time()
         requests = [part.request for part in parts]
         try:
             outputs, timings, outside = self._forward(requests, self._state())
         except Exception as error:  # noqa: BLE001 - whatever a model raises, the server lives on
-            return self._one_by_one(parts, started, error)
+            return self._one_by_one(parts, started, work, error)
         count = len(parts)
-        return BatchOutcome(parts, list(outputs), [timings] * count, [timings], outside, started)
+        work = time.thread_time() - work
+        return BatchOutcome(
+            parts, list(outputs), [timings] * count, [timings], outside, started, work
+        )
 
     def execute_together(self, parts: list[Part]) -> BatchOutcome:
         """As `execute`, of all parts of one request, which see one commit."""
         assert self._lock is not None
-        started = time.monotonic()
+        started, work = time.monotonic(), time.thread_time()
         outcomes: list[Outcome] = []
         passes: list[PassTimings] = []
         with self._lock.shared() as state:
@@ -208,9 +213,12 @@ class Executor:
                 outcomes += outputs
                 passes.append(timings)
         # Its ids were counted before.
-        return BatchOutcome(parts, outcomes, passes, passes, 0, started, together=True)
+        work = time.thread_time() - work
+        return BatchOutcome(parts, outcomes, passes, passes, 0, started, work, together=True)
 
-    def _one_by_one(self, parts: list[Part], started: float, error: Exception) -> BatchOutcome:
+    def _one_by_one(
+        self, parts: list[Part], started: float, work: float, error: Exception
+    ) -> BatchOutcome:
         if len(parts) > 1:
             self._log.warning(
                 "batch_failed_retrying_each",
@@ -235,7 +243,8 @@ class Executor:
             per_part.append(timings)
             passes.append(timings)
             outside += count
-        return BatchOutcome(parts, outcomes, per_part, passes, outside, started)
+        work = time.thread_time() - work
+        return BatchOutcome(parts, outcomes, per_part, passes, outside, started, work)
 
     def _state(self) -> AbstractContextManager[PassState]:
         """Keeps the model as it is while it is held, and gives its state."""
@@ -266,6 +275,29 @@ class Executor:
             seen.commit,
         )
         return outputs, timings, merged.out_of_range_ids
+
+
+class OwnExecutor:
+    """Runs batches on the event loop's thread, which has torch use no other thread from the first one on.
+
+    ``schema``, ``runner`` and ``log`` as for `WorkerPool`; nothing changes the model.
+    """
+
+    def __init__(self, schema: InputSchema, runner: Runner, log: Any) -> None:
+        self._merger = Merger(schema)
+        self._executor = Executor(schema, runner, self._merger, log)
+        self._begun = False
+
+    def execute(self, parts: list[Part]) -> BatchOutcome:
+        """As `Executor.execute`."""
+        if not self._begun:
+            self._begun = True
+            torch.set_num_threads(1)
+        return self._executor.execute(parts)
+
+    def buffer_bytes(self) -> int:
+        """Bytes of the merge buffers."""
+        return self._merger.nbytes()
 
 
 _UNCHANGING = nullcontext(PassState())

@@ -49,6 +49,9 @@ def serve_model(
         log=log,
         clock=time.monotonic,
         lock=None if model.followed is None else model.followed.lock,
+        short_passes=(
+            model.followed is None and model.devices == ("cpu",) and limits.threads_per_worker == 1
+        ),
     )
     if isinstance(model.runner, Replicas):
         for replica, device in enumerate(model.devices):
