@@ -1,9 +1,8 @@
 // Calls of few bags, of any width: a warp works on one bag, so that a long bag ends early and a
 // short one waits for as little as possible.  Where that takes more warps than there are at once,
 // two or four bags of narrow rows share one, and of long bags of rows of at most 32 bytes there may
-// be some times as many as there is room for at once: these wait for so little memory at a time,
-// and leave the first cache so little of itself in the ring of the other kernels, that they would
-// be waiting most of the time there.
+// be some times as many as there is room for at once.  In the ring of the other kernels every copy
+// of such a row is a load of its own, and the ring leaves the first cache little room for them.
 //
 // Each lane has four columns (eight of int4), and a wide row is shared out among several warps. The
 // lanes read the ids of a step's rows side by side, turn them into rows and load their scales;
@@ -124,7 +123,8 @@ __device__ __forceinline__ bool few_serves(const CudaLookup& job, const FeatureP
 
 // Step: rows of a bag that are asked for together; twice as many are on their way.  Lanes: of a
 // bag, at least Step; bags of narrow rows share a warp, which goes on until the longest of them
-// ends.  `ordered`: features in launch order, which is read first.
+// ends.  `ordered`: features in launch order, which is read first; where there may be more bags
+// than the machine holds at once.
 template <int Step, int Lanes, int64_t T, Scales S, Ids I, bool Wide>
 __global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
     lookup_few_kernel(const __grid_constant__ CudaLookup job, bool ordered) {
@@ -133,6 +133,7 @@ __global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
   constexpr bool kHasBias = express_has_bias(T, S);
   constexpr int kGroups = 32 / Lanes;
   constexpr bool kTiny = S == Scales::kRow && reads_tiny(T);  // half precision: scales_served()
+  constexpr bool kTakesRounds = Step == kFewLong && Lanes == 8;
   static_assert(Step <= Lanes, "a lane reads one id of a step");
   __shared__ float books[kFewWarps][kBookScales];
   __shared__ BagShape shapes[kFewWarps];
@@ -143,7 +144,10 @@ __global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % Lanes;
-  const int feature = ordered ? feature_of_block(job) : static_cast<int>(blockIdx.y);
+  int feature = static_cast<int>(blockIdx.y);
+  if constexpr (kTakesRounds) {
+    if (ordered) feature = feature_of_block(job);
+  }
   const int64_t first_bag = (static_cast<int64_t>(blockIdx.x) * kFewWarps + warp) * kGroups;
   const int64_t bag = first_bag + static_cast<int>(threadIdx.x) % 32 / Lanes;
   // Offsets travel beside the plan.

@@ -183,10 +183,15 @@ def test_the_pipe_of_many_rows_equals_the_cpu(dims, rows, kind):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [(INT8, 0), (INT4, 0), (BLOCK_INT8, 0), (FLOAT8, 0), (FLOAT16, 0)])
-@pytest.mark.parametrize("dims", [[120, 120], [128, 128], [20], [56, 116, 8], [444], [908, 100]])
-@pytest.mark.parametrize("sizes", [(0, 40), (30, 31)], ids=["differ", "alike"])
+@pytest.mark.parametrize(
+    "dims", [[120, 120], [128, 128], [20], [44], [12, 40, 36], [56, 116, 8], [444], [908, 100]]
+)
+@pytest.mark.parametrize("sizes", [(0, 60), (30, 31)], ids=["differ", "alike"])
 def test_long_bags_of_many_lengths_equal_the_cpu(sizes, dims, kind):
-    """Few blocks, some that order the bags of a tile, and many that order those of several tiles."""
+    """Few blocks, some that order the bags of a tile, and many that order those of several tiles.
+
+    Bags are ordered where they have more than 20 ids on average.
+    """
     generator = torch.Generator().manual_seed(dims[0])
     for batch in (1000, 9001, 40_003) if max(dims) < 200 else (700, 9001):
         (weights, plan, _, _), width = call_of(
