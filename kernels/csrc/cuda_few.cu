@@ -84,12 +84,13 @@ bool launch_few_bags(const CudaLookup& job, int multiprocessors, cudaStream_t st
   int64_t rounds = 1;
   if (bags * blocks > most) {
     const bool bytes = job.weight_type != kFloat16 && job.weight_type != kBFloat16;
-    const bool narrow = bytes && !is_short && widest <= kSectorLanes;
+    // Of int4 rows of one share too few lanes would have columns.
+    const bool narrow = bytes && !is_short && widest <= kSectorLanes &&
+                        (job.weight_type != kInt4 || job.widest_shares > 1);
     // Rows of one width, whole shares wide, have kernels of their own, but for the narrowest.
     if (job.one_width && (!narrow || job.lanes >= kOneWidthLanes)) return false;
     form = FewForm{few_bag_lanes(widest), is_short ? kFewShort : kFewLong};
-    // Few lanes would have columns of int4 rows of one share.
-    if (narrow && (job.weight_type != kInt4 || job.widest_shares > 1)) rounds = kFewRounds;
+    if (narrow) rounds = kFewRounds;
   }
   const int64_t at_once = most * (32 / form.lanes);
   if (bags * blocks > rounds * at_once) return false;
