@@ -185,8 +185,10 @@ def launch_hint(plan: Tensor, *, shares: bool = True) -> int:
     books of scales.  Bits 16 to 23: that weight type.  Bit 24: all features are summed and have
     one width, which fills the threads of bits 0 to 7, a power of two.  Bit 25: not every id is a
     row, clamped.  Bit 26: a row of every feature is read by as many threads.  Bit 27: some
-    feature's columns of the output begin or end between multiples of eight.  Bits 32 to 59: what
-    a bag of every feature takes of a block of 128 threads that holds whole groups, in 2048ths.
+    feature's columns of the output begin or end between multiples of eight.  Bit 28: widths differ,
+    and a row of the last quarter of the features is more than half as wide as the widest.  Bits 32
+    to 59: what a bag of every feature takes of a block of 128 threads that holds whole groups, in
+    2048ths.
 
     Without ``shares`` the bits from 26 on are 0 and bits 0 to 7 at most 32.  A package for CPUs,
     which has no use for either, so keeps the bytes that it had before they came.
@@ -199,7 +201,10 @@ def launch_hint(plan: Tensor, *, shares: bool = True) -> int:
         groups = [_BLOCK_THREADS // min(count, _BLOCK_THREADS) for count in counts]
         parts = sum(-(-_BLOCK_PARTS // group) for group in groups)
         uneven = any((row.out_column | row.dim) % _COLUMNS_OF_16_BYTES for row in features)
-        hint |= (len(set(counts)) == 1) << 26 | uneven << 27 | min(parts, 2**28 - 1) << 32
+        alike = len(set(counts)) == 1
+        dims = [row.dim for row in features]
+        wide_last = not alike and 2 * max(dims[3 * len(dims) // 4 :]) > max(dims)
+        hint |= alike << 26 | uneven << 27 | wide_last << 28 | min(parts, 2**28 - 1) << 32
     weight_types = {row.weight_type for row in features}
     kinds = set.intersection(*(_kinds(row) for row in features))
     if len(weight_types) > 1 or not kinds:

@@ -68,7 +68,7 @@ CudaLookup prepare(const Tensor& weights, const Tensor& plan, const Tensor& indi
   job.out_width = width;
   job.outside = outside.has_value() ? outside->mutable_data_ptr<int64_t>() : nullptr;
   // ops.py, launch_hint: lanes, what the features have in common, their weight type, one width,
-  // hashing, one number of shares, uneven columns, parts of blocks.
+  // hashing, one number of shares, uneven columns, wide rows last, parts of blocks.
   job.lanes = std::clamp<int64_t>(launch & 0xff, 0, 32);
   job.alike = static_cast<Alike>(std::clamp<int64_t>(launch >> 8 & 0xff, 0, 3));
   job.weight_type = launch >> 16 & 0xff;
@@ -77,6 +77,7 @@ CudaLookup prepare(const Tensor& weights, const Tensor& plan, const Tensor& indi
   job.widest_shares = std::clamp<int64_t>(launch & 0xff, 0, 128);
   job.one_share_count = (launch >> 26 & 1) != 0;
   job.uneven_columns = (launch >> 27 & 1) != 0;
+  job.wide_last = (launch >> 28 & 1) != 0;
   job.block_parts = launch >> 32 & 0xfffffff;
   return job;
 }

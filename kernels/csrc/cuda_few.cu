@@ -8,8 +8,10 @@ namespace {
 
 // Lanes of a row that lies in one sector with its scale.
 constexpr int64_t kSectorLanes = 8;
+// Threads that read a row in the kernels of one width, at least.
+constexpr int64_t kOneWidthLanes = 4;
 
-using FewKernel = void (*)(CudaLookup);
+using FewKernel = void (*)(CudaLookup, bool);
 
 // What kernel to take.
 struct FewForm {
@@ -79,20 +81,26 @@ bool launch_few_bags(const CudaLookup& job, int multiprocessors, cudaStream_t st
   FewForm form{32, is_short ? kFewShort : kFewLong};
   // Where a row is a sector with its scale, the scales' loads bring the rows along.
   if (!is_short && job.alike == Alike::kRowScale && widest <= kSectorLanes) form.step = kFewLongest;
+  int64_t rounds = 1;
   if (bags * blocks > most) {
-    // Rows of one width, whole shares wide, have kernels of their own.
-    if (job.one_width) return false;
+    const bool bytes = job.weight_type != kFloat16 && job.weight_type != kBFloat16;
+    // Of int4 rows of one share too few lanes would have columns.
+    const bool narrow = bytes && !is_short && widest <= kSectorLanes &&
+                        (job.weight_type != kInt4 || job.widest_shares > 1);
+    // Rows of one width, whole shares wide, have kernels of their own, but for the narrowest.
+    if (job.one_width && (!narrow || job.lanes >= kOneWidthLanes)) return false;
     form = FewForm{few_bag_lanes(widest), is_short ? kFewShort : kFewLong};
+    if (narrow) rounds = kFewRounds;
   }
-  const int64_t groups = 32 / form.lanes;
-  if (bags * blocks > most * groups) return false;
+  const int64_t at_once = most * (32 / form.lanes);
+  if (bags * blocks > rounds * at_once) return false;
   const FewKernel kernel = few_for(job, form);
   if (kernel == nullptr) return false;
-  const int64_t in_block = kFewWarps * groups;
+  const int64_t in_block = kFewWarps * (32 / form.lanes);
   const dim3 grid(static_cast<unsigned>((job.batch + in_block - 1) / in_block),
                   static_cast<unsigned>(job.features + (job.dense != nullptr ? 1 : 0)),
                   static_cast<unsigned>(blocks));
-  kernel<<<grid, kFewThreads, 0, stream>>>(job);
+  kernel<<<grid, kFewThreads, 0, stream>>>(job, bags * blocks > at_once);
   *status = cudaGetLastError();
   return true;
 }

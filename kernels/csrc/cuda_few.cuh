@@ -1,6 +1,8 @@
 // Calls of few bags, of any width: a warp works on one bag, so that a long bag ends early and a
 // short one waits for as little as possible.  Where that takes more warps than there are at once,
-// two or four bags of narrow rows share one.
+// two or four bags of narrow rows share one, and of long bags of rows of at most 32 bytes there may
+// be some times as many as there is room for at once.  In the ring of the other kernels every copy
+// of such a row is a load of its own, and the ring leaves the first cache little room for them.
 //
 // Each lane has four columns (eight of int4), and a wide row is shared out among several warps. The
 // lanes read the ids of a step's rows side by side, turn them into rows and load their scales;
@@ -29,6 +31,8 @@ constexpr int kFewTogether = 4;  // rows that are summed without a branch betwee
 // Warps for each multiprocessor up to which bags are few: as many as it holds at once.
 constexpr int64_t kFewMostShort = 32;
 constexpr int64_t kFewMostLong = 16;
+// How often long bags of narrow rows may fill these places.
+constexpr int64_t kFewRounds = 4;
 
 // A lane's part of a row.
 template <int64_t T>
@@ -38,11 +42,15 @@ struct FewShare {
   static constexpr int kWords = kBytes / 4;
 };
 
-// Together: bytes of e4m3 two at a time, which takes more registers for a moment.
-template <int64_t T, bool Together = true>
+// Together: bytes of e4m3 two at a time, which takes more registers for a moment.  Tiny: numbers
+// times 2^-133, where reads_tiny(T).
+template <int64_t T, bool Together = true, bool Tiny = false>
 __device__ __forceinline__ void few_numbers(const uint32_t (&words)[FewShare<T>::kWords],
                                             float (&out)[FewShare<T>::kColumns]) {
-  if constexpr (T == kInt8 || T == kBlockInt8) {
+  static_assert(!Tiny || reads_tiny(T));
+  if constexpr (T == kInt8 && Tiny) {
+    bytes_to_tiny(words[0], out);
+  } else if constexpr (T == kInt8 || T == kBlockInt8) {
     bytes_to_floats<T == kBlockInt8 ? 128 : 0>(words[0], out);
   } else if constexpr (T == kFloat8) {
     if constexpr (Together) {
@@ -54,8 +62,13 @@ __device__ __forceinline__ void few_numbers(const uint32_t (&words)[FewShare<T>:
   } else if constexpr (T == kInt4) {
     float even[4];
     float odd[4];
-    bytes_to_floats(words[0] & 0x0f0f0f0fu, even);
-    bytes_to_floats((words[0] >> 4) & 0x0f0f0f0fu, odd);
+    if constexpr (Tiny) {
+      bytes_to_tiny(words[0] & 0x0f0f0f0fu, even);
+      bytes_to_tiny((words[0] >> 4) & 0x0f0f0f0fu, odd);
+    } else {
+      bytes_to_floats(words[0] & 0x0f0f0f0fu, even);
+      bytes_to_floats((words[0] >> 4) & 0x0f0f0f0fu, odd);
+    }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       out[2 * k] = even[k];
@@ -76,6 +89,9 @@ __device__ __forceinline__ void few_numbers(const uint32_t (&words)[FewShare<T>:
     }
   }
 }
+
+// Blocks that share a multiprocessor, as far as registers go.
+constexpr int few_blocks(int step, int lanes) { return step == kFewShort ? 8 : lanes == 8 ? 6 : 4; }
 
 // The widest row of the call, in lanes.
 inline int64_t few_lanes(const CudaLookup& job) {
@@ -107,14 +123,17 @@ __device__ __forceinline__ bool few_serves(const CudaLookup& job, const FeatureP
 
 // Step: rows of a bag that are asked for together; twice as many are on their way.  Lanes: of a
 // bag, at least Step; bags of narrow rows share a warp, which goes on until the longest of them
-// ends.
+// ends.  `ordered`: features in launch order, which is read first; where there may be more bags
+// than the machine holds at once.
 template <int Step, int Lanes, int64_t T, Scales S, Ids I, bool Wide>
-__global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
-    lookup_few_kernel(const __grid_constant__ CudaLookup job) {
+__global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
+    lookup_few_kernel(const __grid_constant__ CudaLookup job, bool ordered) {
   using Part = FewShare<T>;
   constexpr int C = Part::kColumns;
   constexpr bool kHasBias = express_has_bias(T, S);
   constexpr int kGroups = 32 / Lanes;
+  constexpr bool kTiny = S == Scales::kRow && reads_tiny(T);  // half precision: scales_served()
+  constexpr bool kTakesRounds = Step == kFewLong && Lanes == 8;
   static_assert(Step <= Lanes, "a lane reads one id of a step");
   __shared__ float books[kFewWarps][kBookScales];
   __shared__ BagShape shapes[kFewWarps];
@@ -125,7 +144,10 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % Lanes;
-  const int feature = static_cast<int>(blockIdx.y);
+  int feature = static_cast<int>(blockIdx.y);
+  if constexpr (kTakesRounds) {
+    if (ordered) feature = feature_of_block(job);
+  }
   const int64_t first_bag = (static_cast<int64_t>(blockIdx.x) * kFewWarps + warp) * kGroups;
   const int64_t bag = first_bag + static_cast<int>(threadIdx.x) % 32 / Lanes;
   // Offsets travel beside the plan.
@@ -217,6 +239,7 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
 #pragma unroll
         for (int u = four; u < four + kFewTogether; ++u) {
           if constexpr (S == Scales::kRow) pair = half_pair(__shfl_sync(~0u, scale, u, Lanes));
+          if constexpr (kTiny) pair.x *= kTinyScale;
           if constexpr (S == Scales::kBook) {
             pair.x = book[block_code(__shfl_sync(~0u, words[u][0], lane & ~3, Lanes))];
           }
@@ -226,7 +249,7 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
           const float factor = there ? pair.x : 0.0f;
           if constexpr (kHasBias) sum.bias = __fadd_rn(sum.bias, there ? pair.y : 0.0f);
           float values[C];
-          few_numbers<T>(words[u], values);
+          few_numbers<T, true, kTiny>(words[u], values);
 #pragma unroll
           for (int c = 0; c < C; ++c) sum.acc[c] = fmaf(factor, values[c], sum.acc[c]);
         }
@@ -237,6 +260,10 @@ __global__ void __launch_bounds__(kFewThreads, Step == kFewShort ? 8 : 4)
     for (int first = 0; first < longest; first += 2 * Step) {
       add_rows(0, first);
       if (first + Step < longest) add_rows(1, first + Step);
+    }
+    if constexpr (kTiny) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) sum.acc[c] *= kTinySum;
     }
     if (column < dim && bag < job.batch) {
       const int64_t out = bag * job.out_width + shape.out_column + column;

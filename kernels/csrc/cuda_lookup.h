@@ -58,6 +58,8 @@ struct CudaLookup {
   bool one_share_count;
   // Some feature's columns of the output begin or end between multiples of eight; false: unknown.
   bool uneven_columns;
+  // Widths differ, and among the last features is one of nearly the widest rows; false: unknown.
+  bool wide_last;
 };
 
 // Pooled: every column of a bag is written, zeros for an empty one.

@@ -19,8 +19,12 @@ constexpr int64_t kFewestBetween = 48;
 // Warps that a multiprocessor holds at once, and that keep it busy where each has several bags.
 constexpr int64_t kWarpsAtOnce = 32;
 constexpr int64_t kWarpsEnough = 8;
+// How often blocks may fill the machine where their number is rounded to what fills it, and up to
+// how many rows side by side: a warp needs many bags of narrower ones.
+constexpr int64_t kRoundedRounds = 3;
+constexpr int64_t kRoundedSideBySide = 8;
 
-using ShortKernel = void (*)(CudaLookup, int);
+using ShortKernel = void (*)(CudaLookup, int, bool);
 
 template <int64_t T, Scales S, bool Between>
 ShortKernel short_of(const CudaLookup& job) {
@@ -98,13 +102,35 @@ bool launch_short_bags(const CudaLookup& job, int multiprocessors, cudaStream_t 
   // a multiprocessor.
   const int64_t enough = kWarpsEnough * multiprocessors;
   const int64_t spread = std::clamp((bags * apart + enough - 1) / enough, side_by_side, in_step);
-  const int64_t each =
-      std::max(spread, std::min(kShortBags * apart / slabs, bags * apart / at_once));
+  int64_t each = std::max(spread, std::min(kShortBags * apart / slabs, bags * apart / at_once));
+  const int64_t resident = int64_t{kShortBlocks} * multiprocessors;
+  const auto rounds_of = [&](int64_t bags_per_warp) {
+    const int64_t in_block = kShortWarps * bags_per_warp;
+    const int64_t blocks = (job.batch + in_block - 1) / in_block * job.features * apart;
+    return (blocks + resident - 1) / resident;
+  };
+  // A few blocks behind the last full round would take as long as one: an eighth more bags a warp
+  // may spare them.  Else warps of such a round share the bags of all.
+  int64_t rounds = rounds_of(each);
+  if (rounds > 1 && rounds <= kRoundedRounds) {
+    const int64_t most = std::min<int64_t>(kShortBags, each + each / 8);
+    int64_t more = each;
+    while (more < most && rounds_of(more) == rounds) ++more;
+    if (rounds_of(more) < rounds) {
+      each = more;
+      --rounds;
+    }
+    if (rounds > 1 && side_by_side <= kRoundedSideBySide) {
+      while (each > 1 && rounds_of(each - 1) == rounds) --each;
+    }
+  }
+  // Blocks of wide rows take longer, and must not be the last to begin.
+  const bool widest_first = rounds > 1 && rounds <= kRoundedRounds && job.wide_last;
   const int64_t in_block = kShortWarps * each;
   const dim3 grid(static_cast<unsigned>((job.batch + in_block - 1) / in_block),
                   static_cast<unsigned>(job.features + (job.dense != nullptr ? 1 : 0)),
                   static_cast<unsigned>(apart));
-  kernel<<<grid, kShortThreads, 0, stream>>>(job, static_cast<int>(each));
+  kernel<<<grid, kShortThreads, 0, stream>>>(job, static_cast<int>(each), widest_first);
   *status = cudaGetLastError();
   return true;
 }

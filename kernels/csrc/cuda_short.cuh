@@ -24,6 +24,7 @@ namespace {
 
 constexpr int kShortThreads = 128;
 constexpr int kShortWarps = kShortThreads / 32;
+constexpr int kShortBlocks = 8;  // per multiprocessor
 constexpr int kShortBags = 32;   // of a warp, at most
 constexpr int kShortWords = 16;  // of rows that a lane has on their way, at most
 constexpr int kShortSteps = 8;   // the same in rows
@@ -73,8 +74,9 @@ __device__ __forceinline__ void write_between(const CudaLookup& job, int64_t at,
 // Between: results of some feature begin or end between multiples of eight columns.  That takes
 // more registers than are left where none does.
 template <int64_t T, Scales S, Ids I, bool Wide, bool Between>
-__global__ void __launch_bounds__(kShortThreads, 8)
-    lookup_short_kernel(const __grid_constant__ CudaLookup job, int bags_per_warp) {
+__global__ void __launch_bounds__(kShortThreads, kShortBlocks)
+    lookup_short_kernel(const __grid_constant__ CudaLookup job, int bags_per_warp,
+                        bool widest_first) {
   using Part = FewShare<T>;
   constexpr int C = Part::kColumns;
   constexpr bool kHasBias = express_has_bias(T, S);
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(kShortThreads, 8)
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int feature = static_cast<int>(blockIdx.y);
+  const int feature = widest_first ? widest_feature_of_block(job) : static_cast<int>(blockIdx.y);
   const int64_t first_bag = (static_cast<int64_t>(blockIdx.x) * kShortWarps + warp) * bags_per_warp;
   const int bags = static_cast<int>(min(job.batch - first_bag, int64_t{bags_per_warp}));
   // Offsets travel beside the plan.

@@ -77,6 +77,23 @@ __device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
   return ordered_feature(job, blockIdx.y);
 }
 
+// How many of a warp's first `features` lanes come before this one, the highest keys first and then
+// by number: a vote over each bit.  All threads of a warp call it.
+template <int KeyBits>
+__device__ __forceinline__ int rank_by_votes(uint32_t key, int features) {
+  uint32_t higher = 0;
+  uint32_t same = ~0u >> (32 - features);
+#pragma unroll
+  for (int bit = KeyBits - 1; bit >= 0; --bit) {
+    const bool mine = (key >> bit & 1) != 0;
+    const uint32_t ones = __ballot_sync(~0u, mine);
+    if (!mine) higher |= same & ones;
+    same &= mine ? ones : ~ones;
+  }
+  const uint32_t before = (1u << (threadIdx.x % 32)) - 1;
+  return __popc(higher) + __popc(same & before);
+}
+
 // The feature that this block works on: those with the most ids in the call come first, so that
 // their long bags do not end last.  Numbers of ids count as the same where they agree in their
 // highest bit and the next: one warp compares those six bits of 32 features by six votes.  Where
@@ -98,20 +115,27 @@ __device__ __forceinline__ int longest_feature_of_block(const CudaLookup& job) {
     // A float from 1 to 2^31: five bits of exponent and one of what follows.
     const float ids = static_cast<float>(min(max(end - begin, int64_t{1}), int64_t{0x7fffffff}));
     const uint32_t key = (__float_as_uint(ids) - __float_as_uint(1.0f)) >> 22;
-    uint32_t longer = 0;
-    uint32_t same = ~0u >> (kLanes - features);
-#pragma unroll
-    for (int bit = kKeyBits - 1; bit >= 0; --bit) {
-      const bool mine = (key >> bit & 1) != 0;
-      const uint32_t ones = __ballot_sync(~0u, mine);
-      if (!mine) longer |= same & ones;
-      same &= mine ? ones : ~ones;
-    }
-    const int rank = __popc(longer) + __popc(same & ((1u << lane) - 1));
+    const int rank = rank_by_votes<kKeyBits>(key, features);
     if (lane < features && rank == static_cast<int>(blockIdx.y)) found = lane;
   }
   __syncthreads();
   return found;
+}
+
+// The same by widths: the features whose rows are the widest come first, in steps of eight columns.
+// All threads of a warp call it.
+__device__ __forceinline__ int widest_feature_of_block(const CudaLookup& job) {
+  constexpr int kLanes = 32;
+  constexpr int kKeyBits = 8;
+  constexpr int64_t kMostKey = (1 << kKeyBits) - 1;
+  if (job.features > kLanes) return static_cast<int>(blockIdx.y);
+  const int features = static_cast<int>(job.features);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int64_t dim = __ldg(&job.plan[min(lane, features - 1)].dim);
+  const auto key = static_cast<uint32_t>(min(max(dim / 8, int64_t{0}), kMostKey));
+  const int rank = rank_by_votes<kKeyBits>(key, features);
+  const bool found = lane < features && rank == static_cast<int>(blockIdx.y);
+  return __ffs(static_cast<int>(__ballot_sync(~0u, found))) - 1;
 }
 
 // Copies a feature's record into the warp's `to`; all its threads call it.  Reading it field by

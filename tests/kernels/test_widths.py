@@ -183,10 +183,15 @@ def test_the_pipe_of_many_rows_equals_the_cpu(dims, rows, kind):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [(INT8, 0), (INT4, 0), (BLOCK_INT8, 0), (FLOAT8, 0), (FLOAT16, 0)])
-@pytest.mark.parametrize("dims", [[120, 120], [128, 128], [20], [56, 116, 8], [444], [908, 100]])
-@pytest.mark.parametrize("sizes", [(0, 40), (30, 31)], ids=["differ", "alike"])
+@pytest.mark.parametrize(
+    "dims", [[120, 120], [128, 128], [20], [44], [12, 40, 36], [56, 116, 8], [444], [908, 100]]
+)
+@pytest.mark.parametrize("sizes", [(0, 60), (30, 31)], ids=["differ", "alike"])
 def test_long_bags_of_many_lengths_equal_the_cpu(sizes, dims, kind):
-    """Few blocks, some that order the bags of a tile, and many that order those of several tiles."""
+    """Few blocks, some that order the bags of a tile, and many that order those of several tiles.
+
+    Bags are ordered where they have more than 20 ids on average.
+    """
     generator = torch.Generator().manual_seed(dims[0])
     for batch in (1000, 9001, 40_003) if max(dims) < 200 else (700, 9001):
         (weights, plan, _, _), width = call_of(
@@ -217,6 +222,57 @@ def test_long_bags_with_every_rule_equal_the_cpu(wide, pooling):
             )
             call = (weights, plan, indices if wide else indices.int(), lengths)
             assert_equals_the_cpu(call, width)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
+@pytest.mark.parametrize("dims", [[12] * 7, [16] * 6, [32] * 5, [20, 4, 28, 8]])
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_long_bags_of_narrow_rows_equal_the_cpu(pooling, dims, kind):
+    """More bags than there is room for at once, a few times as many, and so many that other kernels take them."""
+    generator = torch.Generator().manual_seed(dims[0])
+    for bags, id_rule in (
+        (3000, IdRule.NONE),
+        (10_000, IdRule.NONE),
+        (30_000, IdRule.MODULO),
+        (40_000, IdRule.MURMUR3),
+    ):
+        batch = bags // len(dims)
+        (weights, plan, _, _), width = call_of(
+            generator,
+            kind,
+            dims,
+            batch,
+            1,
+            rules=[(id_rule, OutOfRange.CLAMP)],
+            pooling=[pooling],
+            beside=bags == 10_000,
+        )
+        lengths = torch.randint(0, 30, (len(dims) * batch,), generator=generator)
+        lengths[5] = 1500
+        indices = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
+        call = (weights, plan, indices if bags == 30_000 else indices.int(), lengths)
+        assert_equals_the_cpu(call, width, dtype=torch.float16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "kind", [(INT8, 0), (INT4, 0), (BLOCK_INT8, 0), (FLOAT8, 32), (FLOAT16, 0)]
+)
+@pytest.mark.parametrize("features", [1, 5, 25, 32, 33, 40])
+def test_one_id_of_many_widths_equals_the_cpu(features, kind):
+    """Calls that fill the machine one to three times, on both sides of the features that are ordered."""
+    generator = torch.Generator().manual_seed(features)
+    widths = torch.randint(1, 256, (features,), generator=generator)
+    narrow = torch.randint(0, 2, (features,), generator=generator) * 250
+    dims = [4 * max(int(wide) - int(less), 1) for wide, less in zip(widths, narrow, strict=True)]
+    dims[-1] = 1024
+    for bags in (30_000, 50_000, 90_000):
+        batch = bags // features
+        (weights, plan, _, _), width = call_of(generator, kind, dims, batch, 1)
+        lengths = torch.ones(features * batch, dtype=torch.int64)
+        indices = torch.randint(-2, 33, (features * batch,), generator=generator)
+        assert_equals_the_cpu((weights, plan, indices, lengths), width, dtype=torch.float16)
 
 
 @pytest.mark.gpu
@@ -343,6 +399,20 @@ def test_the_hint_tells_of_columns_between_multiples_of_eight():
         (_, plan, _, _), _ = call_of(generator, (INT8, 0), dims, 1, 1)
         assert ops.launch_hint(plan) >> 27 & 1 == uneven
         assert ops.launch_hint(plan, shares=False) >> 26 == 0
+
+
+def test_the_hint_tells_of_wide_rows_among_the_last_features():
+    generator = torch.Generator().manual_seed(1)
+    for dims, wide_last in (
+        ([128, 128], 0),
+        ([8, 128], 1),
+        ([128, 8], 0),
+        ([1000, 8, 8, 500], 0),
+        ([1000, 8, 8, 520], 1),
+        ([1000, 8, 8, 520, 8, 8, 8, 8], 0),
+    ):
+        (_, plan, _, _), _ = call_of(generator, (INT8, 0), dims, 1, 1)
+        assert ops.launch_hint(plan) >> 28 & 1 == wide_last
 
 
 @pytest.mark.gpu
