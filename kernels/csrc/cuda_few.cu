@@ -84,7 +84,7 @@ bool launch_few_bags(const CudaLookup& job, int multiprocessors, cudaStream_t st
   int64_t rounds = 1;
   if (bags * blocks > most) {
     const bool bytes = job.weight_type != kFloat16 && job.weight_type != kBFloat16;
-    // Of int4 rows of one share too few lanes would have columns.
+    // int4 rows of one share have columns for too few lanes.
     const bool narrow = bytes && !is_short && widest <= kSectorLanes &&
                         (job.weight_type != kInt4 || job.widest_shares > 1);
     // Rows of one width, whole shares wide, have kernels of their own, but for the narrowest.

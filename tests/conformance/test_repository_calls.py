@@ -235,6 +235,39 @@ def test_a_version_whose_load_has_begun_is_unloaded_as_well(server, models, answ
     assert refusal(answer, "begun", "3")[0] == "NOT_FOUND"
 
 
+def test_nothing_is_changed_while_serving_yaml_cannot_be_read(server, models, answer):
+    models.put("unread", 1, "a")
+    models.put("unread", 2, "b")
+    models.settings("unread", versions=[1])
+    load(server, "unread")
+    models.settings("unread", text="versions: {latest: -1}")
+    path = models.folder / "unread" / "serving.yaml"
+    why = f"{path}: versions.latest is -1; give how many, a positive whole number"
+    for values in ({}, {"version": 2}, {"version": 2, "label": "canary"}, {"rollback": 2}):
+        assert refusal(load, server, "unread", **values) == ("FAILED_PRECONDITION", why)
+    assert refusal(unload, server, "unread", version=1) == ("FAILED_PRECONDITION", why)
+    assert index(server)["unread", "1"] == ("READY", why)
+    assert index(server)["unread", "2"] == ("UNAVAILABLE", f"it is not wanted; {why}")
+    assert answer("unread") == "1"
+    models.settings("unread", versions=[1, 2])
+    load(server, "unread")
+    assert ready(server, "unread") == {1, 2}
+    assert index(server)["unread", "2"] == ("READY", "")
+
+
+def test_a_model_whose_record_cannot_be_read_is_not_served(server, models, answer):
+    models.put("record", 1, "a")
+    path = models.folder / "record" / "control.json"
+    path.write_text('{"labels": 3}')
+    why = f"{path}: labels is 3; give an object"
+    assert refusal(load, server, "record") == ("FAILED_PRECONDITION", why)
+    assert index(server)["record", "1"] == ("UNAVAILABLE", f"it is not wanted; {why}")
+    assert refusal(answer, "record")[0] == "UNAVAILABLE"
+    path.unlink()
+    load(server, "record")
+    assert answer("record") == "1"
+
+
 def test_a_damaged_version_is_refused_and_changes_nothing(server, models, answer):
     content = bytearray(models.content("b"))
     content[len(content) // 2] ^= 1
@@ -244,6 +277,7 @@ def test_a_damaged_version_is_refused_and_changes_nothing(server, models, answer
     for values in ({"version": 2}, {"version": 2, "label": "canary"}, {"rollback": 2}, {}):
         code, text = refusal(load, server, "damaged", **values)
         assert code == "FAILED_PRECONDITION"
+        assert text.startswith("version '2' of model 'damaged' could not be loaded: package ")
         assert "model.pt" in text
         assert "\n" not in text
     state, reason = index(server)["damaged", "2"]

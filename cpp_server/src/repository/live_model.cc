@@ -6,6 +6,15 @@
 #include "common/text.h"
 
 namespace tessera {
+namespace {
+
+// Appends `more` to `reason`, behind a semicolon where there is something.
+void join(std::string& reason, const std::string& more) {
+  if (!reason.empty() && !more.empty()) reason += "; ";
+  reason += more;
+}
+
+}  // namespace
 
 LiveModel::Reading LiveModel::read(ModelFolder found) {
   const Wanted wanted_before = wanted;
@@ -20,10 +29,12 @@ LiveModel::Reading LiveModel::read(ModelFolder found) {
   }
   try {
     record_ = read_control_record(folder.path);
+    knows_record_ = true;
   } catch (const UsageError& error) {
     troubles.emplace_back(error.what());
   }
-  trouble_ = troubles.empty() ? "" : troubles.front();
+  trouble_.clear();
+  for (const std::string& one : troubles) join(trouble_, one);
   set_record(record_);
   forget_absent();
   const bool changed = !same_files || wanted != wanted_before || trouble_ != trouble_before;
@@ -50,14 +61,16 @@ bool LiveModel::holds_any() const {
 
 void LiveModel::lose_folder() {
   folder.versions.clear();
+  trouble_.clear();
   wanted = nothing_wanted();
   forget_absent();
 }
 
 void LiveModel::set_record(ControlRecord changed) {
   record_ = std::move(changed);
-  // A model whose settings cannot be read is not served, and what is loaded stays.
-  wanted = config_.has_value() ? wanted_versions(present(), *config_, record_) : Wanted();
+  // A model of which it is not known what is wanted is not served, and what is loaded stays.
+  const bool known = config_.has_value() && knows_record_;
+  wanted = known ? wanted_versions(present(), *config_, record_) : Wanted();
 }
 
 ServerConfig LiveModel::limited(const ServerConfig& config) const {
@@ -115,11 +128,11 @@ std::vector<IndexEntry> LiveModel::index() const {
     if (const auto failed = reasons.find(version); failed != reasons.end()) {
       entry.reason = failed->second;
     } else if (wanted.versions.contains(version) && !folder.versions.contains(version)) {
-      entry.reason = "it is not in the folder";
-    } else if (entry.state == VersionState::kUnavailable && trouble_.empty() &&
-               !wanted.versions.contains(version)) {
+      entry.reason = "it is not in its folder";
+    } else if (entry.state == VersionState::kUnavailable && !wanted.versions.contains(version)) {
       entry.reason = "it is not wanted";
     }
+    join(entry.reason, trouble_);
     for (const auto& [label, of] : wanted.labels) {
       if (of != version) continue;
       entry.labels.push_back(label);
@@ -128,12 +141,11 @@ std::vector<IndexEntry> LiveModel::index() const {
       }
     }
     entry.shadow = wanted.shadow.has_value() && wanted.shadow->version == version;
-    if (entry.reason.empty() && entry.state == VersionState::kUnavailable) entry.reason = trouble_;
   }
   if (entries.empty()) {
     IndexEntry& entry = entries.emplace_back();
     entry.model = name();
-    entry.reason = trouble_;
+    entry.reason = trouble_.empty() ? "its folder has no version" : trouble_;
   }
   return entries;
 }

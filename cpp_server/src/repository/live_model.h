@@ -56,6 +56,9 @@ class LiveModel {
 
   const std::string& name() const { return folder.name; }
 
+  // Why serving.yaml or control.json cannot be read; empty: they can.
+  const std::string& trouble() const { return trouble_; }
+
   // The versions that answer.
   std::set<Version> ready_versions() const;
 
@@ -75,8 +78,9 @@ class LiveModel {
   void forget_absent();
 
   std::optional<ServingConfig> config_;  // nothing: none could be read yet
-  std::string trouble_;                  // why a file cannot be read
+  std::string trouble_;                  // why files cannot be read
   ControlRecord record_;
+  bool knows_record_ = false;  // it could be read
 };
 
 }  // namespace tessera

@@ -232,7 +232,7 @@ std::shared_ptr<ServedModel> RepositoryManager::try_load(LiveModel& model, Versi
   const std::string name = std::to_string(version);
   const auto file = model.folder.versions.find(version);
   if (file == model.folder.versions.end()) {
-    model.reasons[version] = text("version '", version, "' is not in ", model.folder.path);
+    model.reasons[version] = "it is not in its folder";
     return nullptr;
   }
   const std::string path = model.folder.package_path(version);

@@ -82,6 +82,8 @@ Status RepositoryManager::carry_out(const Call& call) {
     return {Code::kNotFound,
             text("model '", call.model, "' is in no repository; there are ", names_of(models_))};
   }
+  // What is wanted is not known, or was known of other files.
+  if (!model->trouble().empty()) return {Code::kFailedPrecondition, model->trouble()};
   if (call.load.has_value() && call.load->rollback && call.load->rollback->commit) {
     if (call.load->version || !call.load->label.empty()) {
       return change_by_load(model->situation(), *call.load).status;  // says why not
@@ -105,7 +107,9 @@ Status RepositoryManager::change(LiveModel& model, const Change& wish) {
     if (now.state == VersionState::kReady && now.loaded == file->second) continue;
     auto served = try_load(model, version);
     if (served == nullptr) {
-      refusal = {Code::kFailedPrecondition, model.reasons[version]};
+      refusal = {Code::kFailedPrecondition,
+                 text("version '", version, "' of model '", model.name(),
+                      "' could not be loaded: ", model.reasons[version])};
       break;
     }
     loaded[version] = std::move(served);

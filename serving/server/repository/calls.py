@@ -184,6 +184,7 @@ class RepositoryCalls:
         model.take(reading)
         if reading.errors or model.settings is None or model.record is None:
             model.asked = None
+            manager.publish(model)
             raise ServeError(Code.FAILED_PRECONDITION, "; ".join(reading.errors))
         return model
 
