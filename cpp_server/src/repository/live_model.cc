@@ -29,13 +29,12 @@ LiveModel::Reading LiveModel::read(ModelFolder found) {
   }
   try {
     record_ = read_control_record(folder.path);
-    knows_record_ = true;
   } catch (const UsageError& error) {
     troubles.emplace_back(error.what());
   }
   trouble_.clear();
   for (const std::string& one : troubles) join(trouble_, one);
-  set_record(record_);
+  decide();
   forget_absent();
   const bool changed = !same_files || wanted != wanted_before || trouble_ != trouble_before;
   return {.changed = changed, .troubles = std::move(troubles)};
@@ -68,9 +67,13 @@ void LiveModel::lose_folder() {
 
 void LiveModel::set_record(ControlRecord changed) {
   record_ = std::move(changed);
+  decide();
+}
+
+void LiveModel::decide() {
   // A model of which it is not known what is wanted is not served, and what is loaded stays.
-  const bool known = config_.has_value() && knows_record_;
-  wanted = known ? wanted_versions(present(), *config_, record_) : Wanted();
+  const bool known = config_.has_value() && record_.has_value();
+  wanted = known ? wanted_versions(present(), *config_, *record_) : Wanted();
 }
 
 ServerConfig LiveModel::limited(const ServerConfig& config) const {
@@ -89,7 +92,7 @@ ModelSituation LiveModel::situation() const {
   return {.model = name(),
           .present = present(),
           .config = config_.value_or(ServingConfig()),
-          .record = record_,
+          .record = record_.value_or(ControlRecord()),
           .states = states};
 }
 

@@ -77,10 +77,12 @@ class LiveModel {
   std::set<Version> present() const;
   void forget_absent();
 
+  // Finds what is wanted, of what was read.
+  void decide();
+
   std::optional<ServingConfig> config_;  // nothing: none could be read yet
+  std::optional<ControlRecord> record_;  // likewise
   std::string trouble_;                  // why files cannot be read
-  ControlRecord record_;
-  bool knows_record_ = false;  // it could be read
 };
 
 }  // namespace tessera
