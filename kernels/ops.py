@@ -51,6 +51,18 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``relu_backward_bf16(grad [B, N], output [B, N]) -> ([B, N], [N])``
     ``grad`` where ``output``, which a ReLU gave, is not 0, bfloat16, and its float32 sum over the rows; ``N`` is a
     multiple of 8.  No graph of a package calls these three.
+``rows_of_ids(ids [N], offsets [F * B + 1], rows [F], rules [F], outside [F]) -> [N]``
+    The rows of a batch's ids, feature by feature, int64: ``rules`` and ``outside`` hold an `IdRule` and an `OutOfRange` of
+    `tessera.kernels.plan` for each feature; of `OutOfRange.ZERO` it gives -1.  ``ids`` and ``offsets`` are int32 or int64.
+    No graph of a package calls it, nor the next one.
+``unpack_rows(words [B, W], present, first, features, count) -> ([F * B], [F * B + 1], [count])``
+    Lengths, offsets and int64 ids, feature by feature, of rows of int32 words: bit ``f`` of a row's word ``present`` says
+    whether the id of feature ``f`` is there, which is its word ``first + f`` read as an unsigned number.  ``count`` is how
+    many are there in all; the CPU refuses another number, and the host does not wait for a GPU, which writes no more.
+``pack_rows(table [R, W], rows [n], out [n, W], present, features, ends [k]) -> k numbers``
+    Copies rows of int32 words into ``out``, for ``k`` batches of which number ``i`` ends before place ``ends[i]``, and says how
+    many ids are there in each (see ``unpack_rows``).  One call for what a loader's thread does to several batches:
+    it holds no lock of the interpreter.  CPU only.
 ``dense_steps(values [B, F], steps [S, F, 3]) -> [B, F]``
     float32 values after ``S`` steps of `tessera.kernels.dense_steps.Step`; ``steps`` is float64: by step
     and column the kind and its two settings.  A value's bits do not depend on the others.  CPU only.
@@ -298,6 +310,11 @@ def _fake_linear_thin(call: dict[str, Any]) -> Tensor:
     return fresh
 
 
+def _fake_rows_of_ids(call: dict[str, Any]) -> Tensor:
+    fresh: Tensor = call["ids"].new_empty(call["ids"].shape, dtype=torch.int64)
+    return fresh
+
+
 def _fake_dense_steps(call: dict[str, Any]) -> Tensor:
     values: Tensor = call["values"]
     return values.new_empty(values.shape)
@@ -322,6 +339,7 @@ _FAKES: dict[str, _Fake] = {
     "cross_layer_fp8": _fake_cross_layer,
     "linear_fp8": _fake_linear_fp8,
     "linear_thin": _fake_linear_thin,
+    "rows_of_ids": _fake_rows_of_ids,
     "dense_steps": _fake_dense_steps,
     "xxh64": _fake_xxh64,
 }

@@ -46,6 +46,15 @@ TORCH_LIBRARY(tessera, m) {
       "dot_interaction_bf16_backward(Tensor grad, Tensor dense, Tensor sparse) "
       "-> (Tensor, Tensor)");
   m.def("relu_backward_bf16(Tensor grad, Tensor output) -> (Tensor, Tensor)");
+  m.def(
+      "rows_of_ids(Tensor ids, Tensor offsets, Tensor rows, Tensor rules, Tensor outside) "
+      "-> Tensor");
+  m.def(
+      "unpack_rows(Tensor words, int present, int first, int features, int count) "
+      "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "pack_rows(Tensor table, Tensor rows, Tensor(a!) out, int present, int features, "
+      "int[] ends) -> int[]");
   m.def("dense_steps(Tensor values, Tensor steps) -> Tensor");
   m.def("xxh64(Tensor bytes, Tensor offsets) -> Tensor");
   m.def(

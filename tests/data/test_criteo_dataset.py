@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.kernels import ops
 from tessera.training.data import criteo_format as fmt
 from tessera.training.data.batch import Batch
-from tessera.training.data.criteo import CriteoDataset, write_criteo
+from tessera.training.data.criteo import CriteoDataset, unpack_rows_by_torch, write_criteo
 from tests.data import criteo_plain as plain
 
 ROWS = 150
@@ -70,7 +71,7 @@ def test_batch(dataset: CriteoDataset, expected: list[plain.PlainRow], rows: lis
 def test_packed_rows(
     dataset: CriteoDataset, expected: list[plain.PlainRow], rows: list[int]
 ) -> None:
-    packed = dataset.packed(np.array(rows, np.int64))
+    (packed,) = dataset.packed([np.array(rows, np.int64)])
     assert packed.size == len(rows)
     batch = packed.to(torch.device("cpu"))
     assert_holds(batch, [expected[row] for row in rows])
@@ -78,6 +79,11 @@ def test_packed_rows(
     assert features.offsets().tolist() == [0, *np.cumsum(features.lengths().numpy())]
     assert features.lengths().dtype == torch.int32
     assert features.offsets().dtype == features.values().dtype == torch.int64
+    # Its operator made them; where that was not built, torch's functions do.
+    assert ops.is_built_for("unpack_rows", "cpu")
+    by_torch = unpack_rows_by_torch(packed.words, packed.ids)
+    by_operator = features.lengths(), features.offsets(), features.values()
+    assert all(torch.equal(a, b) for a, b in zip(by_torch, by_operator, strict=True))
 
 
 @pytest.mark.gpu
@@ -86,7 +92,7 @@ def test_batches_and_packed_rows_on_a_gpu(
     dataset: CriteoDataset, expected: list[plain.PlainRow]
 ) -> None:
     rows = np.random.default_rng(0).permutation(ROWS)
-    packed, pinned = dataset.packed(rows), dataset.batch(rows).pin_memory()
+    (packed,), pinned = dataset.packed([rows]), dataset.batch(rows).pin_memory()
     assert packed.words.is_pinned()
     assert pinned.dense_features.is_pinned()
     assert pinned.sparse_features.values().is_pinned()
@@ -102,13 +108,13 @@ def test_a_batch_without_missing_categories(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(line * 3)
     dataset, expected = prepare(tmp_path), plain.read_text(line * 3)[0]
     assert_holds(dataset.take(0, 3), expected)
-    assert_holds(dataset.packed(np.arange(3)).to(torch.device("cpu")), expected)
+    assert_holds(dataset.packed([np.arange(3)])[0].to(torch.device("cpu")), expected)
 
 
 def test_packed_rows_without_any_category(tmp_path: Path) -> None:
     line = b"\t".join([b"0", *[b"7"] * 13, *[b""] * 26]) + b"\n"
     (tmp_path / "rows.tsv").write_bytes(line * 3)
-    packed = prepare(tmp_path).packed(np.arange(3))
+    (packed,) = prepare(tmp_path).packed([np.arange(3)])
     assert_holds(packed.to(torch.device("cpu")), plain.read_text(line * 3)[0])
 
 

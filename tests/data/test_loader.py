@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -268,8 +268,8 @@ class PackedNumbers(PackedBatch):
 class PackingNumbers(Numbers, PacksRows):
     """Numbers that can be packed."""
 
-    def packed(self, rows: np.ndarray) -> PackedNumbers:
-        return PackedNumbers(self.batch(rows))
+    def packed(self, batches: Sequence[np.ndarray]) -> list[PackedNumbers]:
+        return [PackedNumbers(self.batch(rows)) for rows in batches]
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
@@ -289,6 +289,42 @@ def test_a_view_that_packs_gives_the_same_rows_packed(prefetch: int) -> None:
     # In the view's own order nothing is packed, as in evaluations.
     in_order = BatchLoader(packing(rows), shuffle=False, **how)
     assert all(isinstance(batch, Batch) for batch in in_order.epoch(0))
+
+
+def test_closing_early_stops_the_threads_that_pack(prefetches: Callable[[], bool]) -> None:
+    rows = packing(DatasetView(PackingNumbers(200), range(200)))
+    epoch = BatchLoader(rows, batch_size=10, shuffle=True, seed=5, prefetch=8).epoch(0)
+    next(epoch)
+    assert prefetches()
+    epoch.close()
+    assert not prefetches()
+
+
+def test_several_batches_are_packed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+
+    class Recorded(PackingNumbers):
+        def packed(self, batches: Sequence[np.ndarray]) -> list[PackedNumbers]:
+            asked.append([len(rows) for rows in batches])
+            return super().packed(batches)
+
+    rows = DatasetView(Recorded(200), range(200))
+    how: dict[str, Any] = {"batch_size": 10, "shuffle": True, "seed": 5, "threads": 3}
+    expected = [b.labels.tolist() for b in BatchLoader(rows, **how).epoch(0)]
+
+    def groups(**more: Any) -> list[list[int]]:
+        loader = BatchLoader(packing(rows), **{**how, **more})
+        made = [batch.to(torch.device("cpu")).labels.tolist() for batch in loader.epoch(0)]
+        assert made == expected
+        found = sorted(map(len, asked))
+        asked.clear()
+        return found
+
+    # The first groups are small, so that the first batch is not waited for.
+    assert groups(prefetch=8) == [1, 2, 4, 5, 8]
+    assert groups(prefetch=0) == [1] * 20
+    monkeypatch.setattr("tessera.training.data.loader.PACKED_ROWS", 25)
+    assert groups(prefetch=8) == [1] * 2 + [2] * 9
 
 
 def test_a_view_whose_dataset_does_not_pack_stays_as_it_is() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,10 +12,13 @@ from torch import nn
 from tessera.errors import UserError
 from tessera.kernels import ops
 from tessera.training.config import load_config
+from tessera.training.data.columns import LabelColumn
 from tessera.training.modules.batch_norm import BatchNorm
 from tessera.training.modules.mlp import MLP
 from tessera.training.trained import load_trained
+from tessera.training.trainer.graphs import RecordedForward
 from tessera.training.trainer.logs import read_metrics
+from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.precision import (
     NarrowPerceptron,
     check_precision,
@@ -22,6 +28,7 @@ from tessera.training.trainer.precision import (
 )
 from tessera.training.trainer.run import train
 from tessera.training.trainer.run_folder import RunFolder
+from tessera.training.trainer.step import LossLayer
 from tests.trainer.test_resume import outcome, stop_after
 
 CPU = torch.device("cpu")
@@ -234,6 +241,34 @@ def test_recorded_layers_compute_the_same(on_gpu, precision):
     own = on_gpu(precision, "train.batch_size=17")
     recorded = on_gpu(precision, "train.batch_size=17", "train.cuda_graphs=true")
     torch.testing.assert_close(recorded, own, rtol=0, atol=bound)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("weighted", [False, True])
+def test_recorded_losses_and_gradients_have_the_same_bits(weighted):
+    labels = (LabelColumn(name="a"), LabelColumn(name="b", task="regression"))
+    losses = Losses(labels=labels, weights=(1.0, 0.5), positive_weights=(3.0, 1.0))
+    own = partial(losses, reduction="mean")
+    recorded = RecordedForward(LossLayer(own), contextlib.nullcontext)
+    generator = torch.Generator().manual_seed(3)
+    kept = []
+    for rows in (40, 40, 7, 40):  # one of another size between them runs as it is
+        outputs = torch.randn(rows, 2, generator=generator).cuda()
+        wanted = (torch.rand(rows, 2, generator=generator) < 0.5).float()
+        wanted[torch.rand(rows, 2, generator=generator) < 0.2] = torch.nan
+        given = [wanted.cuda()]
+        if weighted:
+            given.append(torch.rand(rows, generator=generator).cuda())
+        found = []
+        for way in (own, recorded):
+            x = outputs.clone().requires_grad_()
+            loss = way(x, *given)
+            (loss * 2).backward()
+            found.append((loss.detach().clone(), x.grad))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        kept.append(float(found[0][0]))
+    assert len(set(kept)) == len(kept)
 
 
 def test_a_cpu_records_nothing(tiny_yaml):

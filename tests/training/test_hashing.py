@@ -1,9 +1,11 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tessera.kernels import ops
 from tessera.training import KeyedJaggedTensor
+from tessera.training.modules import hashing
 from tessera.training.modules.hashing import FeatureHasher, HashSpec, hash_ids
 from tests.training.jagged_strategies import quick
 
@@ -85,9 +87,19 @@ def hasher_cases(draw):
     return specs, ids
 
 
-@quick
+@pytest.fixture(params=["operator", "torch"])
+def way(request, monkeypatch):
+    """Hashing by our operator, and by torch's functions, as where the operator was not built."""
+    assert ops.is_built_for("rows_of_ids", "cpu")
+    if request.param == "torch":
+        monkeypatch.setattr(hashing.ops, "is_built_for", lambda *_: False)
+    return request.param
+
+
+# The fixture is the same for all examples, as it is meant to be.
+@settings(parent=quick, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(hasher_cases())
-def test_one_pass_over_all_features_equals_feature_by_feature(case):
+def test_one_pass_over_all_features_equals_feature_by_feature(way, case):
     specs, ids = case
     kjt = KeyedJaggedTensor(
         [spec.name for spec in specs],

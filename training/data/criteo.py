@@ -11,6 +11,7 @@ than reading it, so a GPU that trains does that itself (`PackedRows`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tessera.kernels import ops
 from tessera.training.data import criteo_format as fmt
 from tessera.training.data.batch import Batch, PackedBatch, make_batch
 from tessera.training.data.criteo_read import read_criteo
 from tessera.training.data.dataset import PacksRows, Rows
 from tessera.training.data.malformed import MalformedReport, Progress
+from tessera.training.data.read_only import read_only_tensor
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 ROWS_FILE = "rows.bin"
@@ -64,28 +67,30 @@ class CriteoDataset(PacksRows):
     def __init__(self, folder: Path, *, rows: int) -> None:
         shape = (rows, fmt.ROW_WORDS)
         self._words: Words = np.asarray(np.memmap(folder / ROWS_FILE, "<u4", "r", shape=shape))
+        self._table = read_only_tensor(self._words.view(np.int32))
 
     def __len__(self) -> int:
         return len(self._words)
 
     def batch(self, rows: Rows) -> Batch:
         """The rows with these numbers, in this order."""
-        records = np.empty((len(rows), fmt.ROW_WORDS), np.uint32)
-        self._gather(rows, records)
-        return _to_batch(records)
-
-    def _gather(self, rows: Rows, records: Words) -> None:
         # Rows are in range; with another mode numpy would copy the result once more.
-        np.take(self._words, rows, axis=0, out=records, mode="clip")
+        return _to_batch(np.take(self._words, rows, axis=0, mode="clip"))
 
-    def packed(self, rows: Rows) -> PackedRows:
+    def packed(self, batches: Sequence[Rows]) -> list[PackedRows]:
         """See `PacksRows`."""
+        ends = list(itertools.accumulate(map(len, batches)))
         pinned = torch.cuda.is_available()
-        words = torch.empty((len(rows), fmt.ROW_WORDS), dtype=torch.int32, pin_memory=pinned)
-        records = words.numpy().view(np.uint32)
-        self._gather(rows, records)
-        present = np.ascontiguousarray(records[:, fmt.PRESENT_WORD])
-        return PackedRows(words, int(np.count_nonzero(np.unpackbits(present.view(np.uint8)))))
+        shape = (ends[-1] if ends else 0, fmt.ROW_WORDS)
+        words = torch.empty(shape, dtype=torch.int32, pin_memory=pinned)
+        rows = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *batches]))
+        counts = torch.ops.tessera.pack_rows(
+            self._table, rows, words, fmt.PRESENT_WORD, fmt.NUM_SPARSE, ends
+        )
+        return [
+            PackedRows(words[end - len(rows) : end], count)
+            for rows, end, count in zip(batches, ends, counts, strict=True)
+        ]
 
     def take(self, start: int, stop: int) -> Batch:
         """Rows ``start`` to ``stop - 1``."""
@@ -138,17 +143,10 @@ class PackedRows(PackedBatch):
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:  # noqa: FBT001, FBT002 - as of torch.Tensor
         """See `PackedBatch`; the host does not wait for the device."""
         words = self.words.to(device, non_blocking=non_blocking)
-        bits_F1 = torch.arange(fmt.NUM_SPARSE, dtype=torch.int32, device=device).unsqueeze(1)
-        lengths = (words[:, fmt.PRESENT_WORD] >> bits_F1).bitwise_and_(1).flatten()
-        offsets = torch.empty(len(lengths) + 1, dtype=torch.int64, device=device)
-        offsets[:1] = 0
-        torch.cumsum(lengths, 0, dtype=torch.int64, out=offsets[1:])
-        categories_FB = words[:, fmt.SPARSE_WORDS].view(torch.uint32).t()
-        values = categories_FB.to(torch.int64, memory_format=torch.contiguous_format).flatten()
-        if self.ids < len(values):
-            # The n-th id that is there goes to place n, from 1 on, and what is missing to place 0.
-            places = offsets[1:] * lengths
-            values = values.new_empty(self.ids + 1).scatter_(0, places, values)[1:]
+        unpack = (
+            unpack_rows if ops.is_built_for("unpack_rows", device.type) else unpack_rows_by_torch
+        )
+        lengths, offsets, values = unpack(words, self.ids)
         numbers = words.view(torch.float32)
         return Batch(
             numbers[:, fmt.DENSE_WORDS],
@@ -162,3 +160,28 @@ class PackedRows(PackedBatch):
             ),
             numbers[:, fmt.LABEL_WORD],
         )
+
+
+def unpack_rows(words: Tensor, ids: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Lengths, offsets and values of prepared rows, of which so many ids are there, by our operator."""
+    first, features = fmt.SPARSE_WORDS.start, fmt.NUM_SPARSE
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.tessera.unpack_rows(
+        words, fmt.PRESENT_WORD, first, features, ids
+    )
+    return found
+
+
+def unpack_rows_by_torch(words: Tensor, ids: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by torch's functions, for devices that the operator was not built for."""
+    bits_F1 = torch.arange(fmt.NUM_SPARSE, dtype=torch.int32, device=words.device).unsqueeze(1)
+    lengths = (words[:, fmt.PRESENT_WORD] >> bits_F1).bitwise_and_(1).flatten()
+    offsets = torch.empty(len(lengths) + 1, dtype=torch.int64, device=words.device)
+    offsets[:1] = 0
+    torch.cumsum(lengths, 0, dtype=torch.int64, out=offsets[1:])
+    categories_FB = words[:, fmt.SPARSE_WORDS].view(torch.uint32).t()
+    values = categories_FB.to(torch.int64, memory_format=torch.contiguous_format).flatten()
+    if ids < len(values):
+        # The n-th id that is there goes to place n, from 1 on, and what is missing to place 0.
+        places = offsets[1:] * lengths
+        values = values.new_empty(ids + 1).scatter_(0, places, values)[1:]
+    return lengths, offsets, values

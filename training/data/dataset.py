@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tessera.kernels import ops
 from tessera.training.data.batch import Batch, PackedBatch
 from tessera.training.data.columns import FeatureColumns
 from tessera.training.data.malformed import MalformedReport
@@ -51,11 +52,18 @@ class Dataset(Described, Protocol):
 
 
 class PacksRows(ABC):
-    """A `Dataset` that can leave it to the device to make a batch of its rows."""
+    """A `Dataset` that can leave it to the device to make a batch of its rows.
+
+    It needs our library of operators.
+    """
 
     @abstractmethod
-    def packed(self, rows: Rows) -> PackedBatch:
-        """The rows with these numbers, in this order, in page-locked memory where there is a GPU."""
+    def packed(self, batches: Sequence[Rows]) -> Sequence[PackedBatch]:
+        """Of each batch the rows with these numbers, in this order, in page-locked memory where there is a GPU.
+
+        Several at once, because a thread that makes one after the other takes the interpreter's lock from
+        the one that trains several times for each.
+        """
 
 
 class EpochOrder(Protocol):
@@ -186,7 +194,9 @@ class DatasetView:
 
 def packing(view: View) -> View:
     """A view of the same rows whose shuffled batches come packed, or ``view`` where its dataset does not."""
-    if isinstance(view, DatasetView) and isinstance(view.dataset, PacksRows):
+    packs = isinstance(view, DatasetView) and isinstance(view.dataset, PacksRows)
+    if packs and ops.is_built_for("pack_rows", "cpu"):
+        assert isinstance(view, DatasetView)
         return replace(view, packs=True)
     return view
 
@@ -255,13 +265,8 @@ class _ShuffledOrder:
             window += 1
         return np.concatenate(parts)
 
-    def gather(self, place: Rows) -> Any:
-        """A `Batch`, or a `PackedBatch` where the view packs."""
-        dataset = self._view.dataset
-        if self._view.packs:
-            assert isinstance(dataset, PacksRows)
-            return dataset.packed(place)
-        return _numbered(dataset.batch(place), place)
+    def gather(self, place: Rows) -> Batch:
+        return _numbered(self._view.dataset.batch(place), place)
 
     def close(self) -> None:
         """Shuffle no further."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.kernels import ops
+from tessera.training.data.read_only import read_only_tensor
 
 
 def is_string_type(kind: Any) -> bool:
@@ -76,17 +77,3 @@ def _bytes_tensor(content: Any) -> Tensor:
     if content is None or content.size == 0:
         return torch.empty(0, dtype=torch.uint8)
     return read_only_tensor(np.frombuffer(content, np.uint8))
-
-
-def read_only_tensor(array: NDArray[Any]) -> Tensor:
-    """A view of memory that is only read; torch would warn that it is not writable."""
-    return torch.from_numpy(np.asarray(_Writable(array)))
-
-
-class _Writable:
-    """An array as one that may be written to, for numpy, which keeps this and so the array."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array
-        interface = array.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

@@ -3,7 +3,8 @@
 The rule of each feature is part of the model, so that training and every server give an id the
 same row.  All arithmetic is on int64 tensors with wraparound, which eager mode, TorchScript and
 LibTorch share; unsigned steps are spelt out, because torch has no unsigned shift or remainder
-for them.
+for them.  A batch that is trained on takes one operator of ours for all of it, where that was built
+for its device: the arithmetic is some thirty kernels on a GPU, and a step waits for the CPU to launch them.
 
 Source of the mixing function: MurmurHash3's 64-bit finaliser ``fmix64`` (Austin Appleby, public
 domain).
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import refuse_unknown
+from tessera.kernels import ops, plan
 from tessera.training.modules.choices import Hashing, OutOfRange
-from tessera.training.sparse.checks import check_id_dtype, is_traced
+from tessera.training.sparse.checks import check_id_dtype, is_traced, values_are_unknown
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 MAX_ROWS = 2**62  # twice a row must fit in int64 (see `unsigned_remainder`)
@@ -125,6 +127,13 @@ def _hashed_outside(ids: Tensor, rows: Tensor) -> Tensor:
 _ACTIONS = (murmur3_rows, torch.remainder, _clamped, _hashed_outside)
 
 
+_OPERATOR_RULES = {
+    "none": plan.IdRule.NONE,
+    "modulo": plan.IdRule.MODULO,
+    "murmur3": plan.IdRule.MURMUR3,
+}
+
+
 def _action(spec: HashSpec) -> int:
     """The place of what becomes of a feature's ids in `_ACTIONS`."""
     of_none = _hashed_outside if spec.out_of_range == "hash" else _clamped
@@ -143,7 +152,8 @@ def _of_each_id(values_F: Tensor, counts_F: Tensor, ids: Tensor) -> Tensor:
 class FeatureHasher(nn.Module):
     """Turns the raw ids of all features into rows in one pass over the ids.
 
-    A constant number of tensor operations whatever the number of features; where all features
+    One operator where it was built for the device of the ids.  Otherwise, and where a graph is made,
+    a constant number of tensor operations whatever the number of features; where all features
     have the same table size or the same rule, the operations that tell them apart are left out.
 
     Args:
@@ -171,6 +181,17 @@ class FeatureHasher(nn.Module):
         self._constant("rows_F", rows[:1] if self._one_size else rows)
         self._constant("actions_F", actions)
         self._constant("bounds_F1", list(range(len(names) + 1)))
+        # What the operator is given.
+        self.table_rows_F: Tensor
+        self.rules_F: Tensor
+        self.outside_F: Tensor
+        self._constant("table_rows_F", rows)
+        self._constant("rules_F", [_OPERATOR_RULES[spec.hashing] for spec in specs])
+        outside = plan.OutOfRange
+        self._constant(
+            "outside_F",
+            [outside.HASH if spec.out_of_range == "hash" else outside.CLAMP for spec in specs],
+        )
 
     def _constant(self, name: str, values: list[int]) -> None:
         self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
@@ -192,10 +213,23 @@ class FeatureHasher(nn.Module):
                     f"feature {missing[0]!r} is missing; the input has {features.keys()}"
                 )
             features = features.permute([places[name] for name in self._names])
-        ids = features.values().long()
-        return features.with_values(self._rows_of(ids, features))
+        ids = features.values()
+        takes_operator = (
+            not values_are_unknown(ids)
+            and not features.variable_stride_per_key()
+            and ops.is_built_for("rows_of_ids", ids.device.type)
+        )
+        rows = self._by_operator(ids, features) if takes_operator else self._rows_of(ids, features)
+        return features.with_values(rows)
+
+    def _by_operator(self, ids: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        rows: Tensor = torch.ops.tessera.rows_of_ids(
+            ids.contiguous(), features.offsets(), self.table_rows_F, self.rules_F, self.outside_F
+        )
+        return rows
 
     def _rows_of(self, ids: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        ids = ids.long()
         one_action = len(self._actions) == 1
         counts = None
         if not (self._one_size and one_action):

@@ -319,6 +319,8 @@ def assemble(
     if config.train.cuda_graphs:
         arch = parallel.module.get_submodule("arch")
         record_layers(arch, partial(layers_in, precision, device, caches=False))
+        assert isinstance(parallel.module, ModelWithLoss)
+        parallel.module.record_losses()
     parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     return Assembly(
         model=parallel,

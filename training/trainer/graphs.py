@@ -3,7 +3,7 @@
 A step of a small dense part is some hundred kernels of a few microseconds, which one thread of the CPU
 cannot launch as fast as a GPU runs them.  Here every outermost module that holds no tables (of a DLRM: bottom
 MLP, interaction, top MLP) has its forward and its backward pass recorded once, with the first
-batch, and replayed from then on by one launch each.
+batch, and replayed from then on by one launch each.  So are the losses, a dozen kernels more.
 
 Recorded are passes of one shape.  Batches of another one (the last of an epoch), evaluations, the
 second use of a module within a step, modules that take anything but tensors, and those whose method ``is_one_kernel``

@@ -27,7 +27,7 @@ def _binary(
         logits,
         labels,
         weights,
-        pos_weight=None if positive_weight == 1.0 else logits.new_tensor(positive_weight),
+        pos_weight=None if positive_weight == 1.0 else logits.new_full((), positive_weight),
         reduction=reduction,
     )
 
@@ -93,7 +93,12 @@ class Losses:
         )
 
     def __call__(
-        self, outputs: Tensor, labels: Tensor, weights: Tensor | None, *, reduction: Reduction
+        self,
+        outputs: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
+        *,
+        reduction: Reduction,
     ) -> Tensor:
         """The loss of a batch.
 

@@ -8,7 +8,8 @@ Shapes: ``B`` samples of this rank, ``F`` sparse features, ``N`` ids in all bags
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from tessera.training.models.ranking import RankingModel
 from tessera.training.models.retrieval import RetrievalArch
 from tessera.training.modules.hashing import FeatureHasher
 from tessera.training.streamable import Pipelineable
+from tessera.training.trainer.graphs import RecordedForward
 from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.precision import Precision, layers_in
 from tessera.training.trainer.ranks import Ranks
@@ -93,6 +95,22 @@ class PackedStep(Pipelineable):
         return StepBatch(self.preparation(there), self.samples, None)
 
 
+class LossLayer(nn.Module):
+    """Losses as a layer, which can be recorded.
+
+    Args:
+        losses: of outputs ``[B, L]``, labels and, if there are any, weights; a scalar.
+    """
+
+    def __init__(self, losses: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._losses = losses
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """The loss of a batch."""
+        return self._losses(*given)
+
+
 class ModelWithLoss(nn.Module):
     """The parts of a `RankingModel` that have a state, under their names in it, and the loss.
 
@@ -117,11 +135,17 @@ class ModelWithLoss(nn.Module):
         self.preprocessor = model.preprocessor  # its work is done before; see `Preparation`
         self.encoder = model.encoder
         self.arch = model.arch
-        self._losses = losses
+        self._losses: Callable[..., Tensor] = partial(
+            losses, reduction="mean" if ranks.alone else "sum"
+        )
         self._ranks = ranks
         # Not the batch's device: where a pipeline traces the model, that is not one yet.
         self._layers = partial(layers_in, precision, device)
         self._for_retrieval = isinstance(model.arch, RetrievalArch)
+
+    def record_losses(self) -> None:
+        """Let the losses of a step be replayed; see `tessera.training.trainer.graphs`."""
+        self._losses = RecordedForward(LossLayer(self._losses), contextlib.nullcontext)
 
     def forward(self, step: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Score a step's batch, whose ids are rows.
@@ -140,12 +164,13 @@ class ModelWithLoss(nn.Module):
         with self._layers():
             outputs = self.arch(dense, batch.sparse_features)
         outputs = outputs.float()
-        if self._ranks.alone:
-            loss = self._losses(outputs, batch.labels, batch.weights, reduction="mean")
-            return loss, (loss.detach(), outputs.detach())
-        total = self._losses(outputs, batch.labels, batch.weights, reduction="sum")
-        loss = total * (self._ranks.world_size / step.samples)
-        return loss, (total.detach(), outputs.detach())
+        weights = () if batch.weights is None else (batch.weights,)
+        reduced = self._losses(outputs, batch.labels, *weights)
+        reported = reduced.detach()
+        if isinstance(self._losses, RecordedForward):
+            reported = reported.clone()  # the next step's will be where this one is
+        loss = reduced if self._ranks.alone else reduced * (self._ranks.world_size / step.samples)
+        return loss, (reported, outputs.detach())
 
     def _retrieve(self, step: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """`forward` of a model for retrieval, whose batches have candidates."""

@@ -17,10 +17,10 @@ import torch
 
 from tessera.kernels import ops
 from tessera.training.data.dataset import Rows
+from tessera.training.data.read_only import read_only_tensor
 from tessera.training.data.string_columns import (
     arrow_string_ids,
     is_string_type,
-    read_only_tensor,
 )
 from tessera.training.data.table.room import Room
 from tessera.training.data.table.settle import SparseSource
