@@ -65,7 +65,8 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     it holds no lock of the interpreter.  CPU only.
 ``dense_steps(values [B, F], steps [S, F, 3]) -> [B, F]``
     float32 values after ``S`` steps of `tessera.kernels.dense_steps.Step`; ``steps`` is float64: by step
-    and column the kind and its two settings.  A value's bits do not depend on the others.  CPU only.
+    and column the kind and its two settings.  A value's bits do not depend on the others.  A GPU, which the host does not
+    wait for, takes an unknown kind as none.
 ``xxh64(bytes [n], offsets [k + 1]) -> [k]``
     The id of each of ``k`` strings, int64: XXH64 with seed 0 of its bytes, which for text are UTF-8.
     ``bytes`` is uint8, ``offsets`` int32 or int64: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``.

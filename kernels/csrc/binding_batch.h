@@ -1,4 +1,5 @@
-// The arguments of rows_of_ids, unpack_rows and pack_rows, which all devices check alike.
+// The arguments of rows_of_ids, unpack_rows, pack_rows and dense_steps, which all devices check
+// alike.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -53,6 +54,18 @@ inline void check_packed_rows(const at::Tensor& words, int64_t present, int64_t 
               width);
   TORCH_CHECK(count >= 0 && count <= features * words.size(0), "count: 0 to ",
               features * words.size(0), " ids can be there, got ", count);
+}
+
+inline void check_dense_steps(const at::Tensor& values, const at::Tensor& steps) {
+  TORCH_CHECK(values.scalar_type() == at::kFloat && values.dim() == 2,
+              "values: a float32 matrix is needed, got ", values.scalar_type(), " ",
+              values.sizes());
+  TORCH_CHECK(steps.scalar_type() == at::kDouble && steps.dim() == 3 && steps.is_contiguous() &&
+                  steps.size(1) == values.size(1) && steps.size(2) == 3 &&
+                  steps.device() == values.device(),
+              "steps: contiguous float64 [steps, ", values.size(1), ", 3] is needed on ",
+              values.device(), ", got ", steps.scalar_type(), " ", steps.sizes(), " on ",
+              steps.device());
 }
 
 }  // namespace tessera

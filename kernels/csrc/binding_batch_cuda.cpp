@@ -67,10 +67,30 @@ std::tuple<Tensor, Tensor, Tensor> unpack_rows(const Tensor& words, int64_t pres
   return {lengths, offsets, values};
 }
 
+Tensor dense_steps(const Tensor& values, const Tensor& steps) {
+  check_dense_steps(values, steps);
+  const c10::cuda::CUDAGuard guard(values.device());
+  const int64_t columns = values.size(1);
+  const Tensor given = columns == 1 || values.stride(1) == 1 ? values : values.contiguous();
+  Tensor result = at::empty({values.size(0), columns}, values.options());
+  if (result.numel() == 0) return result;
+  CudaDenseSteps job{};
+  job.values = given.const_data_ptr<float>();
+  job.row_stride = given.stride(0);
+  job.rows = given.size(0);
+  job.columns = columns;
+  job.steps = steps.const_data_ptr<double>();
+  job.count = steps.size(0);
+  job.out = result.mutable_data_ptr<float>();
+  launched(launch_dense_steps(job, c10::cuda::getCurrentCUDAStream()));
+  return result;
+}
+
 }  // namespace
 }  // namespace tessera
 
 TORCH_LIBRARY_IMPL(tessera, CUDA, m) {
   m.impl("rows_of_ids", tessera::rows_of_ids);
   m.impl("unpack_rows", tessera::unpack_rows);
+  m.impl("dense_steps", tessera::dense_steps);
 }

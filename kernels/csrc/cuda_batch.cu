@@ -3,6 +3,7 @@
 #include "cuda_batch.h"
 #include "cuda_loads.cuh"
 #include "cuda_offsets.h"
+#include "dense_step.h"
 #include "ids.h"
 
 namespace tessera {
@@ -84,6 +85,21 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+__global__ void __launch_bounds__(kBlock)
+    dense_steps_kernel(const __grid_constant__ CudaDenseSteps job) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  if (i >= job.rows * job.columns) return;
+  const int64_t row = i / job.columns;
+  const int64_t column = i % job.columns;
+  float value = __ldg(job.values + row * job.row_stride + column);
+  for (int64_t k = 0; k < job.count; ++k) {
+    const double* const step = job.steps + (k * job.columns + column) * 3;
+    const auto kind = static_cast<DenseStep>(static_cast<int64_t>(__ldg(step)));
+    value = apply_dense_step(kind, value, __ldg(step + 1), __ldg(step + 2));
+  }
+  job.out[i] = value;
+}
+
 unsigned blocks_of(int64_t count, int64_t each) {
   return static_cast<unsigned>((count + each - 1) / each);
 }
@@ -92,6 +108,11 @@ unsigned blocks_of(int64_t count, int64_t each) {
 
 cudaError_t launch_id_rows(const CudaIdRows& job, cudaStream_t stream) {
   id_rows_kernel<<<blocks_of(job.count, kBlock * kEach), kBlock, 0, stream>>>(job);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_dense_steps(const CudaDenseSteps& job, cudaStream_t stream) {
+  dense_steps_kernel<<<blocks_of(job.rows * job.columns, kBlock), kBlock, 0, stream>>>(job);
   return cudaGetLastError();
 }
 

@@ -43,4 +43,17 @@ struct CudaPackedRows {
 
 cudaError_t launch_packed_rows(const CudaPackedRows& job, cudaStream_t stream);
 
+// Dense values after some steps of dense_step.h.
+struct CudaDenseSteps {
+  const float* values;  // [rows, columns], a row's next to each other
+  int64_t row_stride;   // numbers from one row to the next
+  int64_t rows;         // >= 1
+  int64_t columns;      // >= 1
+  const double* steps;  // [count, columns, 3]: the kind, and its settings; an unknown kind is none
+  int64_t count;
+  float* out;  // [rows, columns]
+};
+
+cudaError_t launch_dense_steps(const CudaDenseSteps& job, cudaStream_t stream);
+
 }  // namespace tessera

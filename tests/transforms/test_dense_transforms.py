@@ -1,10 +1,13 @@
+import copy
 import math
 
 import pytest
 import torch
 
 from tessera.errors import UserError
+from tessera.kernels import ops
 from tessera.training.transforms.description import Transforms, dense_column, id_column
+from tessera.training.transforms.joined import JoinedStages
 from tessera.training.transforms.kinds import quantile
 from tessera.training.transforms.preprocessor import Preprocessor
 from tessera.training.transforms.stages import dense_stages
@@ -55,6 +58,54 @@ def test_a_transform_without_a_fit_is_its_formula(item, rule):
     found = applied(Preprocessor(one_column(item)), ODD)
     expected = torch.tensor([[rule(slow.f32(x))] for x in ODD])
     assert slow.same_bits(found, expected)
+
+
+CHAINS = [
+    ["log1p", "standardize"],
+    [{"clip": [-1, 5.1]}, {"missing": 0.5}],
+    ["log1p"],
+    [{"missing": 2.0}, {"log_odds": "b"}, "standardize"],
+]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+            ],
+        ),
+    ],
+)
+def test_stages_joined_are_the_stages_one_after_the_other(device):
+    assert ops.is_built_for("dense_steps", "cpu")
+    generator = torch.Generator().manual_seed(4)
+    values = torch.randn(200, 4, generator=generator) * 50
+    values[torch.rand(values.shape, generator=generator) < 0.1] = math.nan
+    made = Preprocessor(
+        Transforms(
+            dense=tuple(dense_column(name, c) for name, c in zip("abcd", CHAINS, strict=True))
+        )
+    )
+    given = rows([0.0] * len(values), [], {}, [0.0] * len(values)).sparse_features
+    joined, there = JoinedStages(), values.to(device)
+    own = copy.deepcopy(made).to(device)
+    for number in range(3):
+        # What a stage was fitted to changes: in place, and by other buffers.
+        for part in (made, own):
+            for stage in part.stages:
+                if hasattr(stage, "mean_F"):
+                    if number == 1:
+                        stage.mean_F.fill_(7.5)
+                    if number == 2:
+                        stage.scale_F = torch.full_like(stage.scale_F, 0.25)
+        expected = made(values, given)[0]
+        assert slow.same_bits(joined(own.stages, there).cpu(), expected)
+        assert slow.same_bits(own(there, given.to(there.device))[0].cpu(), expected)
 
 
 def test_log_odds_read_the_raw_count_of_another_column():

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tessera.kernels import ops
+from tessera.training.sparse.checks import values_are_unknown
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.ids import FirstIds
+from tessera.training.transforms.joined import JoinedStages
 from tessera.training.transforms.kinds.vocabulary import VocabularyLookup
 from tessera.training.transforms.stages import dense_stages
 from tessera.training.transforms.target_statistics import StatisticsTable
@@ -56,6 +59,7 @@ class Preprocessor(nn.Module):
         self._names = [column.name for column in transforms.sparse]
         self._given = self._names + [n for n in transforms.sparse_names if n not in self._names]
         self.stages = nn.ModuleList(dense_stages(transforms.dense))
+        self._joined = JoinedStages()
         buckets = [place for place, c in enumerate(transforms.dense) if c.rows is not None]
         kept = [place for place, c in enumerate(transforms.dense) if c.rows is None]
         self._buckets = len(buckets)
@@ -124,9 +128,7 @@ class Preprocessor(nn.Module):
         Raises:
             KeyError: a feature is missing.
         """
-        values = dense
-        for stage in self.stages:
-            values = stage(values, dense)
+        values = self._staged(dense)
         if not (self.reads_ids or self._buckets):
             return values, features
         features = self.in_order(features)
@@ -153,6 +155,21 @@ class Preprocessor(nn.Module):
         if len(ids) == 1:
             return dense, features.with_values(ids[0])
         return dense, self._with_more(features, ids, lengths)
+
+    def _staged(self, dense: Tensor) -> Tensor:
+        """The dense values behind all stages."""
+        joins = (
+            bool(len(self.stages))
+            and not values_are_unknown(dense)
+            and dense.is_cuda
+            and ops.is_built_for("dense_steps", "cuda")
+        )
+        if joins:
+            return self._joined(self.stages, dense)
+        values = dense
+        for stage in self.stages:
+            values = stage(values, dense)
+        return values
 
     def in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The data's features in their order; a `KeyError` where one is missing."""

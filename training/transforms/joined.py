@@ -1,0 +1,61 @@
+"""Neighbouring dense stages in one call of ``tessera::dense_steps``, for batches on a GPU.
+
+As torch's functions a stage is some five kernels.  A training step waits for the CPU that launches
+them, so that ten launches cost more than their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.transforms.transform import DenseStage
+
+
+class JoinedStages:
+    """Calls stages of a `Preprocessor`, of which those that are steps of the operator go together.
+
+    What the stages were fitted to may change between calls.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[nn.Module | Tensor] = []
+        self._of: list[tuple[int, int, int]] | None = None
+
+    def __call__(self, stages: Iterable[nn.Module], values: Tensor) -> Tensor:
+        """Raw values ``[B, F]`` float32 to the same shape and type, as the stages one after the other."""
+        stages, raw = list(stages), values
+        # A buffer's version goes up with every change in place; one that is put in its place lies elsewhere.
+        of = [
+            (id(stage), buffer.data_ptr(), buffer._version)  # noqa: SLF001 (torch has no other way to ask)
+            for stage in stages
+            for buffer in stage.buffers()
+        ]
+        if of != self._of:
+            self._of, self._calls = of, _calls(stages, values.device)
+        for call in self._calls:
+            if isinstance(call, nn.Module):
+                values = call(values, raw)
+            else:
+                values = torch.ops.tessera.dense_steps(values, call)
+        return values
+
+
+def _calls(stages: Iterable[nn.Module], device: torch.device) -> list[nn.Module | Tensor]:
+    """Stages that are no steps, and between them the steps ``[S, F, 3]`` of neighbouring others, on ``device``."""
+    made: list[nn.Module | Tensor] = []
+    waiting: list[Tensor] = []
+    for stage in stages:
+        steps = stage.steps() if isinstance(stage, DenseStage) else None
+        if steps is not None:
+            waiting.append(steps)
+            continue
+        if waiting:
+            made.append(torch.stack(waiting).to(device))
+            waiting = []
+        made.append(stage)
+    if waiting:
+        made.append(torch.stack(waiting).to(device))
+    return made
