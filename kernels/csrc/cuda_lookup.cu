@@ -11,6 +11,7 @@
 #include "cuda_few.h"
 #include "cuda_short.h"
 #include "cuda_slow.cuh"
+#include "cuda_wide.h"
 #include "cuda_widths.h"
 
 namespace tessera {
@@ -129,6 +130,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_lookup(const CudaLookup& given, int multiprocessors, cudaStream_t stream) {
   CudaLookup job = given;
   cudaError_t status;
+  if (launch_wide_rows(job, multiprocessors, stream, &status)) return status;
   if (launch_short_bags(job, multiprocessors, stream, &status)) return status;
   if (launch_small(job, multiprocessors, stream, &status)) return status;
   if (launch_few_bags(job, multiprocessors, stream, &status)) return status;
