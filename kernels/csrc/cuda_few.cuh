@@ -27,8 +27,8 @@ constexpr int kFewWarps = kFewThreads / 32;
 constexpr int kFewShort = 4;
 constexpr int kFewLong = 8;
 constexpr int kFewLongest = 16;
-// Rows of long bags that are summed without a branch between.  Of short ones there is often but
-// one, and three more take as long as all else behind the first load.
+// Rows of long bags that are summed without a branch between.  A short bag often has but one, and
+// three more that are not there would be summed with it.
 constexpr int kFewTogether = 4;
 // Warps for each multiprocessor up to which bags are few: as many as it holds at once.
 constexpr int64_t kFewMostShort = 32;

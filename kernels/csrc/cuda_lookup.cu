@@ -1,6 +1,6 @@
 // Pooled and unpooled lookups of many tables in one launch: the kernels for any mixture of
-// features, which serve what those of cuda_express.h, cuda_few.h, cuda_short.h and cuda_widths.h do
-// not.
+// features, which serve what those of cuda_express.h, cuda_few.h, cuda_short.h, cuda_wide.h and
+// cuda_widths.h do not.
 //
 // blockIdx.y picks a feature (in the plan's launch order), blockIdx.x a tile of its bags.  A row is
 // read by a group of `lanes` neighbouring threads, 16 bytes each (8 of int4): 8 lanes for 128 int8

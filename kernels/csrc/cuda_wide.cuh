@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(kWideThreads, kWideBlocks)
     uint32_t stores[kSlabs];
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s) stores[s] = wide_stores(lane, dim - column - s * kWideSlab);
-    // Of the 32 ids whose rows are asked for now, and of the 32 after them.
+    // The lane's row and scale of the 32 ids whose rows are asked for now, and of the 32 after
+    // them.
     uint32_t row = row_of(id);
     [[maybe_unused]] uint32_t scale = 0;
     uint32_t next_row = row;

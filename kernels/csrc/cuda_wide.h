@@ -1,5 +1,4 @@
-// Kernels for short bags of wide rows (cuda_wide.cu), asked before those of cuda_express.h and
-// cuda_widths.h.
+// Kernels for short bags of wide rows (cuda_wide.cu), asked before all others.
 #pragma once
 
 #include "cuda_lookup.h"
