@@ -27,7 +27,9 @@ constexpr int kFewWarps = kFewThreads / 32;
 constexpr int kFewShort = 4;
 constexpr int kFewLong = 8;
 constexpr int kFewLongest = 16;
-constexpr int kFewTogether = 4;  // rows that are summed without a branch between
+// Rows of long bags that are summed without a branch between.  A short bag often has but one, and
+// three more that are not there would be summed with it.
+constexpr int kFewTogether = 4;
 // Warps for each multiprocessor up to which bags are few: as many as it holds at once.
 constexpr int64_t kFewMostShort = 32;
 constexpr int64_t kFewMostLong = 16;
@@ -133,6 +135,7 @@ __global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
   constexpr bool kHasBias = express_has_bias(T, S);
   constexpr int kGroups = 32 / Lanes;
   constexpr bool kTiny = S == Scales::kRow && reads_tiny(T);  // half precision: scales_served()
+  constexpr int kTogether = Step == kFewShort ? 1 : kFewTogether;
   constexpr bool kTakesRounds = Step == kFewLong && Lanes == 8;
   static_assert(Step <= Lanes, "a lane reads one id of a step");
   __shared__ float books[kFewWarps][kBookScales];
@@ -206,9 +209,10 @@ __global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
       }
 #pragma unroll
       for (int u = 0; u < Step; ++u) {
-        const uint32_t of = __shfl_sync(~0u, row, u, Lanes);
 #pragma unroll
         for (int w = 0; w < Part::kWords; ++w) coming[half][u][w] = 0;
+        if (Step == kFewShort && u > 0 && first + u >= longest) continue;
+        const uint32_t of = __shfl_sync(~0u, row, u, Lanes);
         if (first + u < count) {
           const uint8_t* const from = data + static_cast<uint64_t>(of) * row_stride;
           if constexpr (Part::kWords == 2) {
@@ -234,10 +238,10 @@ __global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
       }
       load_rows(half, first + 2 * Step);
 #pragma unroll
-      for (int four = 0; four < Step; four += kFewTogether) {
-        if (first + four >= longest) break;
+      for (int begun = 0; begun < Step; begun += kTogether) {
+        if (first + begun >= longest) break;
 #pragma unroll
-        for (int u = four; u < four + kFewTogether; ++u) {
+        for (int u = begun; u < begun + kTogether; ++u) {
           if constexpr (S == Scales::kRow) pair = half_pair(__shfl_sync(~0u, scale, u, Lanes));
           if constexpr (kTiny) pair.x *= kTinyScale;
           if constexpr (S == Scales::kBook) {

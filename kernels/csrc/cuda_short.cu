@@ -97,18 +97,26 @@ bool launch_short_bags(const CudaLookup& job, int multiprocessors, cudaStream_t 
   // as one of narrow rows.
   const int64_t apart = bags * slabs <= 8 * at_once ? slabs : 1;
   const int64_t side_by_side = in_slab / std::min<int64_t>(widest, in_slab);
-  const int64_t in_step = std::min<int64_t>(kShortBags, side_by_side * kShortSteps);
   // Bags of one step cost no further wait for memory; more of them where that takes no warps from
   // a multiprocessor.
   const int64_t enough = kWarpsEnough * multiprocessors;
-  const int64_t spread = std::clamp((bags * apart + enough - 1) / enough, side_by_side, in_step);
-  int64_t each = std::max(spread, std::min(kShortBags * apart / slabs, bags * apart / at_once));
+  const auto bags_of_warp = [&](int64_t steps) {
+    const int64_t in_step = std::min<int64_t>(kShortBags, side_by_side * steps);
+    const int64_t spread = std::clamp((bags * apart + enough - 1) / enough, side_by_side, in_step);
+    return std::max(spread, std::min(kShortBags * apart / slabs, bags * apart / at_once));
+  };
+  int64_t each = bags_of_warp(kShortSteps);
   const int64_t resident = int64_t{kShortBlocks} * multiprocessors;
   const auto rounds_of = [&](int64_t bags_per_warp) {
     const int64_t in_block = kShortWarps * bags_per_warp;
     const int64_t blocks = (job.batch + in_block - 1) / in_block * job.features * apart;
     return (blocks + resident - 1) / resident;
   };
+  // Rows of 16 bits have so many words that a lane reads half as many of them together.
+  if (number_bits(job.weight_type) > 8) {
+    const int64_t fewer = bags_of_warp(kShortSteps / 2);
+    if (rounds_of(fewer) <= rounds_of(each)) each = fewer;
+  }
   // A few blocks behind the last full round would take as long as one: an eighth more bags a warp
   // may spare them.  Else warps of such a round share the bags of all.
   int64_t rounds = rounds_of(each);

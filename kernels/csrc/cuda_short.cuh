@@ -209,8 +209,10 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks)
       };
       for (int first = 0; first < bags; first += kSteps * groups) {
         uint32_t words[kSteps][kIds][kWords];
+        // A step ends with the warp's last bag: where bags are few, that is most of it.
 #pragma unroll
         for (int u = 0; u < kSteps; ++u) {
+          if (u > 0 && first + u * groups >= bags) break;
           const int bag = first + u * groups + group;
 #pragma unroll
           for (int k = 0; k < kIds; ++k) {
@@ -224,6 +226,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks)
         }
 #pragma unroll
         for (int u = 0; u < kSteps; ++u) {
+          if (u > 0 && first + u * groups >= bags) break;
           const int bag = first + u * groups + group;
 #pragma unroll
           for (int k = 0; k < kIds; ++k) {

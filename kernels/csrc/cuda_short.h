@@ -1,4 +1,5 @@
-// Kernels for calls of about one id a bag (cuda_short.cu), asked before all others.
+// Kernels for calls of about one id a bag (cuda_short.cu), asked before all others but
+// those of cuda_wide.h.
 #pragma once
 
 #include "cuda_lookup.h"

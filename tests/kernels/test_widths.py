@@ -340,6 +340,92 @@ def test_wrong_offsets_of_long_bags_never_leave_the_ids(dims):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
+@pytest.mark.parametrize(
+    "dims", [[408] * 2, [132] * 3, [636, 16], [908, 100, 260, 4], [992], [1500, 40]]
+)
+@pytest.mark.parametrize("most", [1, 2, 12, 40])
+def test_short_bags_of_wide_rows_equal_the_cpu(most, dims, kind):
+    """Bags of one id, about one and several, whose ids are up to 32 a warp and more.
+
+    Batches on both sides of what the kernels for such rows take, and from a part of a round of
+    blocks to many.
+    """
+    generator = torch.Generator().manual_seed(most)
+    for batch in (400, 3001, 9000) if most < 40 else (3001,):
+        (weights, plan, _, _), width = call_of(
+            generator, kind, dims, batch, 1, beside=batch == 3001, pooling=[Pooling.SUM]
+        )
+        bags = len(dims) * batch
+        lengths = torch.randint(0, most + 1, (bags,), generator=generator)
+        if most == 1:
+            lengths = torch.ones(bags, dtype=torch.int64)
+        elif most == 40:  # some bags of many ids among empty ones
+            lengths *= torch.randint(0, 8, (bags,), generator=generator) == 0
+        indices = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
+        call = (weights, plan, indices.int() if batch == 3001 else indices, lengths)
+        for dtype in (torch.float16, torch.bfloat16) if batch == 3001 else (torch.float16,):
+            assert_equals_the_cpu(call, width, dtype=dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("id_rule", list(IdRule))
+@pytest.mark.parametrize("dims", [[408, 408], [908, 60, 300], [516, 13]])
+def test_short_bags_of_wide_rows_with_every_rule_equal_the_cpu(dims, id_rule, pooling):
+    generator = torch.Generator().manual_seed(7)
+    rules = [(id_rule, OutOfRange.CLAMP)]
+    for kind in ((INT8, 0), (BLOCK_INT8, 0), (INT4, 32), (FLOAT16, 0)):
+        for most in (2, 9):
+            (weights, plan, indices, lengths), width = call_of(
+                generator, kind, dims, 5000, most, rules=rules, pooling=[pooling, Pooling.SUM]
+            )
+            call = (weights, plan, indices if most == 2 else indices.int(), lengths)
+            assert_equals_the_cpu(call, width, dtype=torch.float16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [(INT8, 0), (INT4, 0), (FLOAT16, 0)])
+@pytest.mark.parametrize("before", [1, 4, 8])
+def test_results_of_wide_rows_may_begin_anywhere(before, kind):
+    """Behind one column, between multiples of 16 bytes and on one; other columns keep their values."""
+    generator = torch.Generator().manual_seed(before)
+    call, width = call_of(generator, kind, [520, 140], 5000, 2)
+    on_gpu = [tensor.cuda() for tensor in call]
+    expected = torch.ops.tessera.lookup(*call, width, dtype=torch.float16)
+    storage = torch.full((5000 * (width + 4) + before,), 7.0, dtype=torch.float16, device="cuda")
+    out = storage[before:].view(5000, width + 4)
+    torch.ops.tessera.lookup_out(*on_gpu, out, launch=ops.launch_hint(call[1]))
+    assert torch.equal(out[:, :width].cpu(), expected)
+    assert bool((out[:, width:] == 7.0).all())
+    assert bool((storage[:before] == 7.0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dims", [[408], [908, 20]])
+def test_wrong_offsets_of_short_bags_never_leave_the_ids(dims):
+    generator = torch.Generator().manual_seed(2)
+    (weights, plan, _, _), width = call_of(generator, (INT8, 0), dims, 6000, 1)
+    bags = len(dims) * 6000
+    most = 3 if len(dims) == 1 else 1
+    indices = torch.randint(0, 30, (most * bags,), generator=generator)
+    offsets = torch.arange(bags + 1) * most
+    for wrong in (-(2**40), -5, 3, 2**35):
+        broken = offsets.clone()
+        broken[7::500] = wrong
+        torch.ops.tessera.lookup(
+            *(tensor.cuda() for tensor in (weights, plan, indices, broken)),
+            width,
+            offsets=True,
+            dtype=torch.float16,
+            launch=ops.launch_hint(plan),
+        )
+    torch.cuda.synchronize()
+    call = (weights, plan, indices, offsets)
+    assert_equals_the_cpu(call, width, offsets=True, dtype=torch.float16)
+
+
+@pytest.mark.gpu
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(KINDS),
