@@ -10,6 +10,9 @@ namespace {
 
 // Ids of a bag, on average, up to which bags are short.
 constexpr int64_t kWideIds = 12;
+// The same where every bag has a warp at once.  A warp waits once for every four rows of the
+// longest bag, so that at 25 and more the pipe of 64 rows is faster.
+constexpr int64_t kWideIdsOfFew = 16;
 // The same where widths differ: narrow rows of longer bags are read faster by other kernels.
 constexpr int64_t kWideIdsOfMixed = 2;
 // Columns of the widest row from which on bags of one id are read here, and how many passes each
@@ -63,16 +66,16 @@ bool launch_wide_rows(const CudaLookup& job, int multiprocessors, cudaStream_t s
                       cudaError_t* status) {
   const int64_t bags = job.features * job.batch;
   const bool half = job.out_type == OutType::kFloat16 || job.out_type == OutType::kBFloat16;
-  const int64_t most_ids = job.one_share_count ? kWideIds : kWideIdsOfMixed;
   if (job.alike == Alike::kNo || job.id_weights != nullptr || job.outside != nullptr ||
-      job.widest_shares <= 0 || !half || job.ids > most_ids * bags) {
+      job.widest_shares <= 0 || !half) {
     return false;
   }
   const int64_t widest = few_lanes(job) * (job.weight_type == kInt4 ? 8 : 4);  // columns
   // Those of cuda_few.cuh are for few bags, and those of cuda_express.cuh for rows of one width
   // that fill their threads.
+  const int64_t most_few = job.ids <= kFewShort * bags ? kFewMostShort : kFewMostLong;
   if (job.one_width || widest <= kWideNarrow ||
-      bags * ((few_lanes(job) + 31) / 32) <= kFewMostShort * multiprocessors) {
+      bags * ((few_lanes(job) + 31) / 32) <= most_few * multiprocessors) {
     return false;
   }
   const bool bytes = number_bits(job.weight_type) <= 8;
@@ -80,6 +83,10 @@ bool launch_wide_rows(const CudaLookup& job, int multiprocessors, cudaStream_t s
   const int64_t passes = (widest + in_pass - 1) / in_pass;
   const int64_t work = bags * passes;
   const int64_t at_once = int64_t{kWideBlocks} * kWideWarps * multiprocessors;
+  const int64_t most_ids = !job.one_share_count ? kWideIdsOfMixed
+                           : work <= at_once    ? kWideIdsOfFew
+                                                : kWideIds;
+  if (job.ids > most_ids * bags) return false;
   // A warp's first row takes as long as several others, so that it needs some bags to be worth it.
   if (job.ids == bags) {
     if (widest <= kWideFromOne || work <= kWideFewestOne * at_once) return false;

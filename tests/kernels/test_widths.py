@@ -385,6 +385,21 @@ def test_short_bags_of_wide_rows_with_every_rule_equal_the_cpu(dims, id_rule, po
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
+@pytest.mark.parametrize("dims", [[260] * 7, [408] * 3, [1024] * 2])
+def test_longer_bags_of_few_wide_rows_equal_the_cpu(dims, kind):
+    """Each bag has a warp at once, and some have several times the 32 ids that it looks at together."""
+    generator = torch.Generator().manual_seed(3)
+    for bags in (700, 1200, 3000):
+        batch = bags // len(dims)
+        call, width = call_of(generator, kind, dims, batch, 22, pooling=[Pooling.SUM])
+        weights, plan, _, lengths = call
+        lengths[3::50] = 130
+        indices = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
+        assert_equals_the_cpu((weights, plan, indices, lengths), width, dtype=torch.float16)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [(INT8, 0), (INT4, 0), (FLOAT16, 0)])
 @pytest.mark.parametrize("before", [1, 4, 8])
 def test_results_of_wide_rows_may_begin_anywhere(before, kind):
