@@ -57,6 +57,10 @@ Tensor rows_of_ids(const Tensor& ids, const Tensor& offsets, const Tensor& rows,
   const auto* const table_rows = rows.const_data_ptr<int64_t>();
   const auto* const table_rules = rules.const_data_ptr<int64_t>();
   const auto* const table_outside = outside.const_data_ptr<int64_t>();
+  for (int64_t f = 0; f < features; ++f) {
+    TORCH_CHECK(table_rows[f] >= 1, "rows: feature ", f, " has ", table_rows[f],
+                ", expected at least 1");
+  }
   int64_t* const out = found.mutable_data_ptr<int64_t>();
   AT_DISPATCH_INDEX_TYPES(ids.scalar_type(), "rows_of_ids", [&] {
     const auto* const given = ids.const_data_ptr<index_t>();

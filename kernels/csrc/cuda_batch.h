@@ -19,7 +19,7 @@ struct CudaIdRows {
   int64_t batch;           // bags of a feature
   const int64_t* rows;     // [features], each in [1, 2^62]
   const int64_t* rules;    // [features], an id rule of ids.h
-  const int64_t* outside;  // [features], what becomes of an id that is no row under kIdIsRow
+  const int64_t* outside;  // [features], what an id outside the table becomes, under kIdIsRow
   int64_t* out;            // [count]
 };
 

@@ -93,6 +93,15 @@ def test_the_cpu_refuses_bags_that_do_not_fit_the_ids(offsets):
         torch.ops.tessera.rows_of_ids(torch.arange(4), torch.tensor(offsets), two + 3, two, two)
 
 
+@pytest.mark.parametrize("rows", [0, -1])
+def test_the_cpu_refuses_a_table_without_rows(rows):
+    two = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=f"rows: feature 1 has {rows}, expected at least 1"):
+        torch.ops.tessera.rows_of_ids(
+            torch.arange(4), torch.tensor([0, 2, 4]), torch.tensor([3, rows]), two, two
+        )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("offsets", [[0, 5, 4], [9, 2, 4], [0, 2, 3], [0, -1, 4]])
 def test_a_gpu_reads_and_writes_within_the_ids_whatever_the_bags_say(offsets):

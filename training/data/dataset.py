@@ -59,10 +59,10 @@ class PacksRows(ABC):
 
     @abstractmethod
     def packed(self, batches: Sequence[Rows]) -> Sequence[PackedBatch]:
-        """Of each batch the rows with these numbers, in this order, in page-locked memory where there is a GPU.
+        """Pack the rows with these numbers, batch by batch and in this order; page-locked where there is a GPU.
 
-        Several at once, because a thread that makes one after the other takes the interpreter's lock from
-        the one that trains several times for each.
+        It is given several batches, because a thread that makes one after the other takes the
+        interpreter's lock from the thread that trains several times for each.
         """
 
 

@@ -118,7 +118,7 @@ class BatchLoader:
         """The batches of ``epoch`` from number ``start_batch`` on, to ``stop_batch - 1`` if given.
 
         Closing the iterator (or dropping it) stops the threads behind it.  An error while a
-        batch is made is raised here, in its place.
+        batch is made is raised here, in its place, or in that of the first of those that are packed together.
 
         Raises:
             ValueError: ``epoch`` is negative, or ``start_batch`` outside [0, num_batches].

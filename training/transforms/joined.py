@@ -44,7 +44,7 @@ class JoinedStages:
 
 
 def _calls(stages: Iterable[nn.Module], device: torch.device) -> list[nn.Module | Tensor]:
-    """Stages that are no steps, and between them the steps ``[S, F, 3]`` of neighbouring others, on ``device``."""
+    """Stages that the operator does not have, and between them the steps ``[S, F, 3]`` of neighbouring others, on ``device``."""
     made: list[nn.Module | Tensor] = []
     waiting: list[Tensor] = []
     for stage in stages:
