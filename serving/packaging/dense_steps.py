@@ -5,22 +5,20 @@ As torch's operators they are ten or twenty calls, each of which costs a small b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
+from tessera.training.transforms.joined import grouped
 from tessera.training.transforms.preprocessor import Preprocessor
-from tessera.training.transforms.transform import DenseStage
 
 
 class DenseSteps(nn.Module):
-    """Stands for some stages of a `Preprocessor`; ``steps`` are theirs, ``[F, 3]`` each."""
+    """Stands for some stages of a `Preprocessor`; ``steps`` are theirs, ``[S, F, 3]``."""
 
-    def __init__(self, steps: Sequence[Tensor]) -> None:
+    def __init__(self, steps: Tensor) -> None:
         super().__init__()
         self.steps_SF3: Tensor
-        self.register_buffer("steps_SF3", torch.stack(list(steps)))
+        self.register_buffer("steps_SF3", steps)
 
     def forward(self, values: Tensor, raw: Tensor) -> Tensor:  # noqa: ARG002 - see `DenseStage`
         """``[B, F]`` float32 to the same shape and type."""
@@ -31,25 +29,10 @@ class DenseSteps(nn.Module):
 def joined_stages(module: nn.Module) -> dict[int, nn.ModuleList]:
     """By the identity of a `Preprocessor`'s stages, what stands for them in a package for a CPU."""
     return {
-        id(part.stages): _joined(part.stages)
+        id(part.stages): nn.ModuleList(
+            call if isinstance(call, nn.Module) else DenseSteps(call)
+            for call in grouped(part.stages)
+        )
         for part in module.modules()
         if isinstance(part, Preprocessor)
     }
-
-
-def _joined(stages: nn.ModuleList) -> nn.ModuleList:
-    made = nn.ModuleList()
-    waiting: list[Tensor] = []
-    for stage in stages:
-        assert isinstance(stage, DenseStage)
-        steps = stage.steps()
-        if steps is not None:
-            waiting.append(steps)
-            continue
-        if waiting:
-            made.append(DenseSteps(waiting))
-            waiting = []
-        made.append(stage)
-    if waiting:
-        made.append(DenseSteps(waiting))
-    return made

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.devices import device  # noqa: F401 (a fixture)
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():
@@ -11,20 +13,3 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-            ],
-        ),
-    ]
-)
-def device(request):
-    """The CPU, and a GPU where there is one."""
-    return torch.device(request.param)

@@ -68,19 +68,6 @@ CHAINS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-            ],
-        ),
-    ],
-)
 def test_stages_joined_are_the_stages_one_after_the_other(device):
     assert ops.is_built_for("dense_steps", "cpu")
     generator = torch.Generator().manual_seed(4)

@@ -34,7 +34,11 @@ class JoinedStages:
             for buffer in stage.buffers()
         ]
         if of != self._of:
-            self._of, self._calls = of, _calls(stages, values.device)
+            self._of = of
+            self._calls = [
+                call if isinstance(call, nn.Module) else call.to(values.device)
+                for call in grouped(stages)
+            ]
         for call in self._calls:
             if isinstance(call, nn.Module):
                 values = call(values, raw)
@@ -43,8 +47,8 @@ class JoinedStages:
         return values
 
 
-def _calls(stages: Iterable[nn.Module], device: torch.device) -> list[nn.Module | Tensor]:
-    """Stages that the operator does not have, and between them the steps ``[S, F, 3]`` of neighbouring others, on ``device``."""
+def grouped(stages: Iterable[nn.Module]) -> list[nn.Module | Tensor]:
+    """Stages that the operator does not have, and between them the steps ``[S, F, 3]`` of neighbouring others."""
     made: list[nn.Module | Tensor] = []
     waiting: list[Tensor] = []
     for stage in stages:
@@ -53,9 +57,9 @@ def _calls(stages: Iterable[nn.Module], device: torch.device) -> list[nn.Module 
             waiting.append(steps)
             continue
         if waiting:
-            made.append(torch.stack(waiting).to(device))
+            made.append(torch.stack(waiting))
             waiting = []
         made.append(stage)
     if waiting:
-        made.append(torch.stack(waiting).to(device))
+        made.append(torch.stack(waiting))
     return made
