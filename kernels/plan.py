@@ -84,6 +84,16 @@ class OutOfRange(IntEnum):
     HASH = 2
 
 
+# By what a feature's description says.
+ID_RULES = {"none": IdRule.NONE, "modulo": IdRule.MODULO, "murmur3": IdRule.MURMUR3}
+# A server refuses what is to be rejected; should such an id come here, it takes the nearest row.
+OUT_OF_RANGE = {
+    "reject": OutOfRange.CLAMP,
+    "clamp": OutOfRange.CLAMP,
+    "hash": OutOfRange.HASH,
+}
+
+
 def scale_bytes(scale_type: ScaleType) -> int:
     """Bytes of one pair of scale and bias, or of a table's book."""
     return 4 * BOOK_SCALES if scale_type is ScaleType.BOOK else 4 * int(scale_type)

@@ -47,20 +47,17 @@ Tensor rows_of_ids(const Tensor& ids, const Tensor& offsets, const Tensor& rows,
     const auto* const starts = offsets.const_data_ptr<index_t>();
     for (int64_t f = 0; f <= features; ++f) begins[f] = starts[f * batch];
   });
-  for (int64_t f = 0; f < features; ++f) {
-    TORCH_CHECK(begins[f] >= (f == 0 ? 0 : begins[f - 1]) && begins[f] <= begins[f + 1],
-                "offsets: those of feature ", f, " begin at ", begins[f], " and end at ",
-                begins[f + 1]);
-  }
-  TORCH_CHECK(begins[0] == 0 && begins[features] == ids.numel(), "offsets: bags from ", begins[0],
-              " to ", begins[features], " do not fit ", ids.numel(), " ids");
   const auto* const table_rows = rows.const_data_ptr<int64_t>();
-  const auto* const table_rules = rules.const_data_ptr<int64_t>();
-  const auto* const table_outside = outside.const_data_ptr<int64_t>();
   for (int64_t f = 0; f < features; ++f) {
+    TORCH_CHECK(begins[f] <= begins[f + 1], "offsets: those of feature ", f, " begin at ",
+                begins[f], " and end at ", begins[f + 1]);
     TORCH_CHECK(table_rows[f] >= 1, "rows: feature ", f, " has ", table_rows[f],
                 ", expected at least 1");
   }
+  TORCH_CHECK(begins[0] == 0 && begins[features] == ids.numel(), "offsets: bags from ", begins[0],
+              " to ", begins[features], " do not fit ", ids.numel(), " ids");
+  const auto* const table_rules = rules.const_data_ptr<int64_t>();
+  const auto* const table_outside = outside.const_data_ptr<int64_t>();
   int64_t* const out = found.mutable_data_ptr<int64_t>();
   AT_DISPATCH_INDEX_TYPES(ids.scalar_type(), "rows_of_ids", [&] {
     const auto* const given = ids.const_data_ptr<index_t>();

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import refuse_unknown
-from tessera.kernels import ops, plan
+from tessera.kernels import ops
+from tessera.kernels.plan import ID_RULES, OUT_OF_RANGE
 from tessera.training.modules.choices import Hashing, OutOfRange
 from tessera.training.sparse.checks import check_id_dtype, is_traced, values_are_unknown
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -127,13 +128,6 @@ def _hashed_outside(ids: Tensor, rows: Tensor) -> Tensor:
 _ACTIONS = (murmur3_rows, torch.remainder, _clamped, _hashed_outside)
 
 
-_OPERATOR_RULES = {
-    "none": plan.IdRule.NONE,
-    "modulo": plan.IdRule.MODULO,
-    "murmur3": plan.IdRule.MURMUR3,
-}
-
-
 def _action(spec: HashSpec) -> int:
     """The place of what becomes of a feature's ids in `_ACTIONS`."""
     of_none = _hashed_outside if spec.out_of_range == "hash" else _clamped
@@ -186,12 +180,8 @@ class FeatureHasher(nn.Module):
         self.rules_F: Tensor
         self.outside_F: Tensor
         self._constant("table_rows_F", rows)
-        self._constant("rules_F", [_OPERATOR_RULES[spec.hashing] for spec in specs])
-        outside = plan.OutOfRange
-        self._constant(
-            "outside_F",
-            [outside.HASH if spec.out_of_range == "hash" else outside.CLAMP for spec in specs],
-        )
+        self._constant("rules_F", [ID_RULES[spec.hashing] for spec in specs])
+        self._constant("outside_F", [OUT_OF_RANGE[spec.out_of_range] for spec in specs])
 
     def _constant(self, name: str, values: list[int]) -> None:
         self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)

@@ -22,18 +22,23 @@ class JoinedStages:
 
     def __init__(self) -> None:
         self._calls: list[nn.Module | Tensor] = []
-        self._of: list[tuple[int, int, int]] | None = None
+        # What they were made of.  The buffers are kept, so that no other lies where one of them did.
+        self._of: list[tuple[Tensor, int]] = []
 
     def __call__(self, stages: Iterable[nn.Module], values: Tensor) -> Tensor:
         """Raw values ``[B, F]`` float32 to the same shape and type, as the stages one after the other."""
         stages, raw = list(stages), values
-        # A buffer's version goes up with every change in place; one that is put in its place lies elsewhere.
+        # Every stage has buffers.  The version of one goes up with every change in place.
         of = [
-            (id(stage), buffer.data_ptr(), buffer._version)  # noqa: SLF001 (torch has no other way to ask)
+            (buffer, buffer._version)  # noqa: SLF001 (torch has no other way to ask)
             for stage in stages
             for buffer in stage.buffers()
         ]
-        if of != self._of:
+        same = len(of) == len(self._of) and all(
+            own is before and version == version_before
+            for (own, version), (before, version_before) in zip(of, self._of, strict=True)
+        )
+        if not same:
             self._of = of
             self._calls = [
                 call if isinstance(call, nn.Module) else call.to(values.device)

@@ -6,20 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from tessera.errors import UserError
-from tessera.kernels.plan import IdRule, OutOfRange, Pooling
+from tessera.kernels.plan import ID_RULES, OUT_OF_RANGE, OutOfRange, Pooling
 from tessera.kernels.row_types import FLOAT8, RowType
 from tessera.kernels.tables import MAX_ROWS, FeatureLookup, TablePlace
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.tables.stored import StoredPiece
 
 POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "none": Pooling.SUM}
-ID_RULES = {"none": IdRule.NONE, "modulo": IdRule.MODULO, "murmur3": IdRule.MURMUR3}
-# A server refuses what is to be rejected; should such an id come here, it takes the nearest row.
-OUT_OF_RANGE = {
-    "reject": OutOfRange.CLAMP,
-    "clamp": OutOfRange.CLAMP,
-    "hash": OutOfRange.HASH,
-}
 
 
 def columns_of(features: Sequence[FeatureSpec | None], names: Sequence[str]) -> dict[str, int]:
