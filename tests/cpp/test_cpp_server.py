@@ -394,3 +394,49 @@ def test_a_broken_operator_library_is_named(tmp_path):
     assert "operator library 'fbgemm_gpu_tbe_inference'" in line
     assert str(broken) in line
     assert "--ops-dir" in line
+
+
+def frames_of(connection):
+    """The frames that come, without the client's preface: type, stream, length."""
+    received = connection.makefile("rb")
+    assert received.read(24).startswith(b"PRI * HTTP/2.0")
+    while head := received.read(9):
+        length = int.from_bytes(head[:3], "big")
+        received.read(length)
+        yield head[3], int.from_bytes(head[5:], "big"), length
+
+
+def test_load_sends_waiting_messages_one_after_the_other(tmp_path):
+    data, window_update, room = 0, 8, 1 << 20
+    message = bytes(100_000)
+    requests = tmp_path / "requests"
+    requests.write_bytes(struct.pack("<I", len(message)) + message)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = subprocess.Popen(
+            [
+                *(BUILD / "tessera-load", "--address", f"127.0.0.1:{listener.getsockname()[1]}"),
+                *("--requests", requests, "--in-flight", "4", "--warm-up-s", "0"),
+                *("--duration-s", "1", "--timeout-ms", "60000"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(PATIENCE_S)
+                # SETTINGS with a window (4) for each message as a whole, and one for all of them.
+                connection.sendall(struct.pack(">HBBBIHI", 0, 6, 4, 0, 0, 4, room))
+                connection.sendall(struct.pack(">HBBBII", 0, 4, window_update, 0, 0, room))
+                sent = (
+                    stream
+                    for kind, stream, length in frames_of(connection)
+                    if kind == data and length > 0
+                )
+                frames_each = -(-(len(message) + 5) // 16_384)
+                order = list(itertools.islice(sent, 4 * frames_each))
+        finally:
+            client.kill()
+            client.wait()
+    assert order == sorted(order)
+    assert set(collections.Counter(order).values()) == {frames_each}
