@@ -4,8 +4,9 @@
 
 ``--requests`` random requests of ``--samples`` samples are written to one POSIX shared memory object, which is registered
 with the server; ``tessera-load`` then sends KServe requests whose inputs lie there, and in turn with them requests of the
-same kind as messages.  Rates are shares of the best rate in-process (`in_process`, as in ``gpu_bench.py``), and each step
-also says what share it is of the in-process rate at the server's own average batch, between the two sizes around it.
+same kind as messages.  Rates are shares of the best rate in-process (`in_process`, as in ``gpu_bench.py``), where each size
+of a batch has the number of ``--sessions`` that is best for it, and each step also says what share it is of the
+in-process rate at the server's own average batch, between the two sizes around it.
 numpy, protobuf and this repository have to be importable, grpc need not be.
 """
 
@@ -108,16 +109,28 @@ def rate_at(rows: dict[int, list[float]], batch: float) -> float:
     return float(np.interp(batch, sizes, [rows[size][2] for size in sizes]))
 
 
+def best_rows(args: argparse.Namespace, counts: Sequence[int]) -> dict[int, list[float]]:
+    """``in_process``'s rows, each of the number of sessions that has the highest rate at its batch size."""
+    tried = [in_process(args, count) for count in counts]
+    return {size: max((rows[size] for rows in tried), key=lambda row: row[2]) for size in tried[0]}
+
+
 def main() -> None:
     flags = parser(__doc__)
+    flags.add_argument(
+        "--sessions",
+        default="2,3,4,5,6",
+        help="numbers of sessions that are tried in-process (default: %(default)s)",
+    )
     flags.add_argument("--requests", type=int, default=64, help="different ones (default: 64)")
     flags.add_argument("--shares", default="0.5,0.6,0.7,0.75,0.8,0.85,0.9", help="of the best rate")
     args = flags.parse_args()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     ids_per_bag = [int(count) for count in args.ids_per_bag.split(",")]
-    rows = in_process(args, args.workers)
+    rows = best_rows(args, [int(count) for count in args.sessions.split(",")])
     best = max(row[2] for row in rows.values())
-    print(f"in-process, {args.workers} sessions: {best:.0f} samples/s at most")
+    for size, (median, _, rate) in rows.items():
+        print(f"in-process, batch {size}: {median:.0f} us, {rate:.0f} samples/s")
     steps = []
     with tempfile.TemporaryDirectory() as name, server(args, "--shared-memory") as ports:
         port, http_port = ports
@@ -128,6 +141,7 @@ def main() -> None:
             }
             print(
                 "inputs in  offered/best  samples/s  /best  p50 ms  p99 ms  batch  /in-process at it"
+                "  not answered"
             )
             for share in map(float, args.shares.split(",")):
                 for way, what in ways.items():
@@ -146,7 +160,7 @@ def main() -> None:
                     )
                     print(
                         f"{way:13} {share:8.2f} {got:10.0f} {got / best:6.2f} {row['p50_ms']:7.2f}"
-                        f" {row['p99_ms']:7.2f} {batch:6.0f} {beside:6.2f}",
+                        f" {row['p99_ms']:7.2f} {batch:6.0f} {beside:6.2f} {row['failed']:6.0f}",
                         flush=True,
                     )
     if args.json:

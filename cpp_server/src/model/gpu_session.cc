@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/text.h"
+#include "model/graph_rows.h"
 #include "model/tensor_views.h"
 
 namespace tessera {
@@ -106,10 +107,9 @@ std::int64_t GpuSession::most_ids(std::int64_t rows, Group group) const {
 
 void GpuSession::record(std::int64_t graph_samples) {
   std::vector<Key> keys;
-  for (std::int64_t rows = 1;; rows *= 2) {
+  for (const std::int64_t rows : graph_rows(graph_samples)) {
     keys.emplace_back(rows, true);
     keys.emplace_back(rows, false);
-    if (rows >= graph_samples) break;
   }
   const auto layout_of = [&](const Key& key) {
     return BatchLayout(schema_, key.first, most_ids(key.first, Group::kIdList),
