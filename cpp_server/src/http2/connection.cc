@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "http2/read_size.h"
 #include "http2/session_callbacks.h"
 
 namespace tessera::http2 {
@@ -22,8 +23,6 @@ constexpr std::int32_t kConnectionWindow = 4 * 1024 * 1024;
 // Frames that are made before the socket takes them, and how much of them one turn may write.
 constexpr std::size_t kOutgoingBytes = 128 * 1024;
 constexpr std::size_t kBytesPerTurn = 1024 * 1024;
-// What is read of a connection in a turn, at least.
-constexpr std::size_t kLeastReadBytes = 16 * 1024;
 // A client that leaves so many bytes unread is not read from.
 constexpr std::size_t kUnreadBytes = 64 * 1024;
 // How long, and for how many bytes, a connection that has been closed is still read.
@@ -70,6 +69,7 @@ Connection::Connection(const ConnectionContext& context, Socket socket)
     : context_(context),
       socket_(std::move(socket)),
       session_(make_session(context.limits, this)),
+      read_bytes_(context.read_buffer.size()),
       bytes_(std::make_shared<ConnectionBytes>(context.limits, context.counters)),
       unpacking_steps_(kUnpackingSteps),
       control_frames_(context.limits.max_control_frames_per_s, context.loop.now()),
@@ -102,7 +102,8 @@ void Connection::on_ready(std::uint32_t events) {
   if (state_ == State::kGone) return;
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
     // The more connections have sent something, the less of each is read in a turn.
-    if (!read_some(context_.read_buffer.size() / context_.loop.ready())) return;
+    const std::size_t share = context_.read_buffer.size() / context_.loop.ready();
+    if (!read_some(std::min(share, read_bytes_))) return;
   }
   if ((events & EPOLLOUT) != 0) socket_.push();
   context_.loop.defer(*this);
@@ -117,7 +118,13 @@ bool Connection::read_some(std::size_t share) {
     if (moved.ended || lingering_bytes_ > kLingerBytes) vanish();
     return false;
   }
-  if (moved.bytes > 0) receive(context_.read_buffer.first(moved.bytes));
+  if (moved.bytes > 0) {
+    const TimePoint begin = std::chrono::steady_clock::now();
+    receive(context_.read_buffer.first(moved.bytes));
+    read_bytes_ =
+        next_read_bytes(read_bytes_, moved.bytes, std::chrono::steady_clock::now() - begin,
+                        context_.read_buffer.size());
+  }
   if (moved.ended) {
     close(socket_.shaking_hands() ? CloseReason::kTls : CloseReason::kClient);
     vanish();

@@ -126,6 +126,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   Socket socket_;
   std::optional<std::string> peer_;  // once it was asked for
   SessionPointer session_;
+  std::size_t read_bytes_;  // that may be read in a turn
   Outgoing out_;
   FrameFilter filter_;
   std::uint32_t last_stream_ = 0;  // that the client has opened
