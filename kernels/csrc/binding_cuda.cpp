@@ -74,7 +74,7 @@ CudaLookup prepare(const Tensor& weights, const Tensor& plan, const Tensor& indi
   job.weight_type = launch >> 16 & 0xff;
   job.one_width = (launch >> 24 & 1) != 0;
   job.hashed = (launch >> 25 & 1) != 0;
-  job.widest_shares = std::clamp<int64_t>(launch & 0xff, 0, 128);
+  job.widest_shares = std::clamp<int64_t>(launch & 0xff, 0, kMostShares);
   job.one_share_count = (launch >> 26 & 1) != 0;
   job.uneven_columns = (launch >> 27 & 1) != 0;
   job.wide_last = (launch >> 28 & 1) != 0;

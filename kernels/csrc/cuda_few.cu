@@ -31,17 +31,12 @@ FewKernel few_of(const CudaLookup& job) {
 
 template <int64_t T, Scales S>
 FewKernel few_of(const CudaLookup& job, FewForm form) {
-  const bool is_short = form.step == kFewShort;
-  if (form.lanes == 8) {
-    return is_short ? few_of<kFewShort, 8, T, S>(job) : few_of<kFewLong, 8, T, S>(job);
-  }
-  if (form.lanes == 16) {
-    return is_short ? few_of<kFewShort, 16, T, S>(job) : few_of<kFewLong, 16, T, S>(job);
-  }
+  if (form.lanes == 8) return few_of<kFewStep, 8, T, S>(job);
+  if (form.lanes == 16) return few_of<kFewStep, 16, T, S>(job);
   if constexpr (S == Scales::kRow) {
     if (form.step == kFewLongest) return few_of<kFewLongest, 32, T, S>(job);
   }
-  return is_short ? few_of<kFewShort, 32, T, S>(job) : few_of<kFewLong, 32, T, S>(job);
+  return few_of<kFewStep, 32, T, S>(job);
 }
 
 template <int64_t T>
@@ -76,20 +71,19 @@ bool launch_few_bags(const CudaLookup& job, int multiprocessors, cudaStream_t st
   const int64_t widest = few_lanes(job);
   const int64_t blocks = (widest + 31) / 32;
   const int64_t bags = job.features * job.batch;
-  const bool is_short = job.ids <= kFewShort * bags;
-  const int64_t most = (is_short ? kFewMostShort : kFewMostLong) * multiprocessors;
-  FewForm form{32, is_short ? kFewShort : kFewLong};
+  const int64_t most = kFewMost * multiprocessors;
+  FewForm form{32, kFewStep};
   // Where a row is a sector with its scale, the scales' loads bring the rows along.
-  if (!is_short && job.alike == Alike::kRowScale && widest <= kSectorLanes) form.step = kFewLongest;
+  if (job.alike == Alike::kRowScale && widest <= kSectorLanes) form.step = kFewLongest;
   int64_t rounds = 1;
   if (bags * blocks > most) {
     const bool bytes = job.weight_type != kFloat16 && job.weight_type != kBFloat16;
     // int4 rows of one share have columns for too few lanes.
-    const bool narrow = bytes && !is_short && widest <= kSectorLanes &&
-                        (job.weight_type != kInt4 || job.widest_shares > 1);
+    const bool narrow =
+        bytes && widest <= kSectorLanes && (job.weight_type != kInt4 || job.widest_shares > 1);
     // Rows of one width, whole shares wide, have kernels of their own, but for the narrowest.
     if (job.one_width && (!narrow || job.lanes >= kOneWidthLanes)) return false;
-    form = FewForm{few_bag_lanes(widest), is_short ? kFewShort : kFewLong};
+    form = FewForm{few_bag_lanes(widest), kFewStep};
     if (narrow) rounds = kFewRounds;
   }
   const int64_t at_once = most * (32 / form.lanes);

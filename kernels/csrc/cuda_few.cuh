@@ -1,15 +1,15 @@
-// Calls of few bags, of any width: a warp works on one bag, so that a long bag ends early and a
-// short one waits for as little as possible.  Where that takes more warps than there are at once,
-// two or four bags of narrow rows share one, and of long bags of rows of at most 32 bytes there may
-// be some times as many as there is room for at once.  In the ring of the other kernels every copy
-// of such a row is a load of its own, and the ring leaves the first cache little room for them.
+// Calls of few bags that are longer than those of cuda_quick.cuh, of any width: a warp works on one
+// bag, so that a long bag ends early and a short one waits for as little as possible.  Where that
+// takes more warps than there are at once, two or four bags of narrow rows share one, and of rows
+// of at most 32 bytes there may be some times as many as there is room for at once.  In the ring of
+// the other kernels every copy of such a row is a load of its own, and the ring leaves the first
+// cache little room for them.
 //
 // Each lane has four columns (eight of int4), and a wide row is shared out among several warps. The
 // lanes read the ids of a step's rows side by side, turn them into rows and load their scales;
 // every lane then loads its columns of those rows, whose numbers the others tell it.  The rows of
 // the next two steps are on their way while those of this one are summed, all in registers: there
-// is no ring whose copies had to be waited for, and little code, which counts where a call takes 3
-// us.
+// is no ring whose copies had to be waited for.
 //
 // Sums are those of cuda_stream.cuh, bit for bit.
 #pragma once
@@ -21,19 +21,14 @@ namespace {
 
 constexpr int kFewThreads = 128;
 constexpr int kFewWarps = kFewThreads / 32;
-// Rows that are asked for together where bags are short, and elsewhere.  More than eight loads of
-// pages that are far apart wait for each other, but for rows that the load of their scales has
-// brought along.
-constexpr int kFewShort = 4;
-constexpr int kFewLong = 8;
+// Rows that are asked for together.  More than eight loads of pages that are far apart wait for
+// each other, but for rows that the load of their scales has brought along.
+constexpr int kFewStep = 8;
 constexpr int kFewLongest = 16;
-// Rows of long bags that are summed without a branch between.  A short bag often has but one, and
-// three more that are not there would be summed with it.
-constexpr int kFewTogether = 4;
+constexpr int kFewTogether = 4;  // rows that are summed without a branch between
 // Warps for each multiprocessor up to which bags are few: as many as it holds at once.
-constexpr int64_t kFewMostShort = 32;
-constexpr int64_t kFewMostLong = 16;
-// How often long bags of narrow rows may fill these places.
+constexpr int64_t kFewMost = 16;
+// How often bags of narrow rows may fill these places.
 constexpr int64_t kFewRounds = 4;
 
 // A lane's part of a row.
@@ -93,7 +88,7 @@ __device__ __forceinline__ void few_numbers(const uint32_t (&words)[FewShare<T>:
 }
 
 // Blocks that share a multiprocessor, as far as registers go.
-constexpr int few_blocks(int step, int lanes) { return step == kFewShort ? 8 : lanes == 8 ? 6 : 4; }
+constexpr int few_blocks(int lanes) { return lanes == 8 ? 6 : 4; }
 
 // The widest row of the call, in lanes.
 inline int64_t few_lanes(const CudaLookup& job) {
@@ -105,11 +100,6 @@ inline int64_t few_lanes(const CudaLookup& job) {
 
 // Lanes of a bag where bags of narrow rows share a warp.
 inline int few_bag_lanes(int64_t widest) { return widest <= 8 ? 8 : widest <= 16 ? 16 : 32; }
-
-// Short bags of rows of at most 32 lanes that the kernels here take.
-inline int64_t most_few_short(int64_t widest, int multiprocessors) {
-  return kFewMostShort * multiprocessors * (32 / few_bag_lanes(widest));
-}
 
 // Whether the plan says of a feature what the kernel was compiled for.
 template <int64_t T, Scales S, Ids I>
@@ -128,15 +118,14 @@ __device__ __forceinline__ bool few_serves(const CudaLookup& job, const FeatureP
 // ends.  `ordered`: features in launch order, which is read first; where there may be more bags
 // than the machine holds at once.
 template <int Step, int Lanes, int64_t T, Scales S, Ids I, bool Wide>
-__global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
+__global__ void __launch_bounds__(kFewThreads, few_blocks(Lanes))
     lookup_few_kernel(const __grid_constant__ CudaLookup job, bool ordered) {
   using Part = FewShare<T>;
   constexpr int C = Part::kColumns;
   constexpr bool kHasBias = express_has_bias(T, S);
   constexpr int kGroups = 32 / Lanes;
   constexpr bool kTiny = S == Scales::kRow && reads_tiny(T);  // half precision: scales_served()
-  constexpr int kTogether = Step == kFewShort ? 1 : kFewTogether;
-  constexpr bool kTakesRounds = Step == kFewLong && Lanes == 8;
+  constexpr bool kTakesRounds = Step == kFewStep && Lanes == 8;
   static_assert(Step <= Lanes, "a lane reads one id of a step");
   __shared__ float books[kFewWarps][kBookScales];
   __shared__ BagShape shapes[kFewWarps];
@@ -211,7 +200,6 @@ __global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
       for (int u = 0; u < Step; ++u) {
 #pragma unroll
         for (int w = 0; w < Part::kWords; ++w) coming[half][u][w] = 0;
-        if (Step == kFewShort && u > 0 && first + u >= longest) continue;
         const uint32_t of = __shfl_sync(~0u, row, u, Lanes);
         if (first + u < count) {
           const uint8_t* const from = data + static_cast<uint64_t>(of) * row_stride;
@@ -238,10 +226,10 @@ __global__ void __launch_bounds__(kFewThreads, few_blocks(Step, Lanes))
       }
       load_rows(half, first + 2 * Step);
 #pragma unroll
-      for (int begun = 0; begun < Step; begun += kTogether) {
+      for (int begun = 0; begun < Step; begun += kFewTogether) {
         if (first + begun >= longest) break;
 #pragma unroll
-        for (int u = begun; u < begun + kTogether; ++u) {
+        for (int u = begun; u < begun + kFewTogether; ++u) {
           if constexpr (S == Scales::kRow) pair = half_pair(__shfl_sync(~0u, scale, u, Lanes));
           if constexpr (kTiny) pair.x *= kTinyScale;
           if constexpr (S == Scales::kBook) {

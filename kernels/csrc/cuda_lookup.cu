@@ -1,6 +1,6 @@
 // Pooled and unpooled lookups of many tables in one launch: the kernels for any mixture of
-// features, which serve what those of cuda_express.h, cuda_few.h, cuda_short.h, cuda_wide.h and
-// cuda_widths.h do not.
+// features, which serve what those of cuda_express.h, cuda_few.h, cuda_quick.h, cuda_short.h,
+// cuda_wide.h and cuda_widths.h do not.
 //
 // blockIdx.y picks a feature (in the plan's launch order), blockIdx.x a tile of its bags.  A row is
 // read by a group of `lanes` neighbouring threads, 16 bytes each (8 of int4): 8 lanes for 128 int8
@@ -9,6 +9,7 @@
 // path as any other.
 #include "cuda_express.h"
 #include "cuda_few.h"
+#include "cuda_quick.h"
 #include "cuda_short.h"
 #include "cuda_slow.cuh"
 #include "cuda_wide.h"
@@ -130,6 +131,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_lookup(const CudaLookup& given, int multiprocessors, cudaStream_t stream) {
   CudaLookup job = given;
   cudaError_t status;
+  if (launch_quick(job, multiprocessors, stream, &status)) return status;
   if (launch_wide_rows(job, multiprocessors, stream, &status)) return status;
   if (launch_short_bags(job, multiprocessors, stream, &status)) return status;
   if (launch_small(job, multiprocessors, stream, &status)) return status;

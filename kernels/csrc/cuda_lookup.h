@@ -24,6 +24,7 @@ enum class Alike : int32_t {
 };
 
 constexpr int64_t kBlockParts = 2048;
+constexpr int64_t kMostShares = 128;  // that a hint tells of
 
 struct CudaLookup {
   const uint8_t* weights;  // 16-byte aligned
@@ -50,9 +51,9 @@ struct CudaLookup {
   int64_t weight_type;  // of all features, unless alike is kNo
   bool hashed;          // every id has a row, but not by clamping (a feature's rule says how)
   bool one_width;       // every feature is summed and exactly `lanes` whole shares wide
-  // The hint about widths, for cuda_widths.cuh: shares of the widest row, at most 128, whether a
-  // row of every feature has as many, and what a bag of every feature takes of blocks of 128
-  // threads, in kBlockParts.  0, 0 and false: unknown.
+  // The hint about widths, for cuda_widths.cuh: shares of the widest row, at most kMostShares,
+  // whether a row of every feature has as many, and what a bag of every feature takes of blocks of
+  // 128 threads, in kBlockParts.  0, 0 and false: unknown.
   int64_t widest_shares;
   int64_t block_parts;
   bool one_share_count;

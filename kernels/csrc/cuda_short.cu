@@ -10,9 +10,8 @@ namespace {
 
 // Four bags have at most so many ids on average.
 constexpr int64_t kMostIdsOfFour = 5;
-// Bags of one id, or slabs of them, for each multiprocessor up to which other kernels are faster;
-// the second for bytes of one width.
-constexpr int64_t kFewestOne = 16;
+// Bags of one id for each multiprocessor up to which other kernels are faster, for bytes of one
+// width.
 constexpr int64_t kFewestOfOneWidth = 64;
 // Columns of the widest row from which on lanes exchange halves of results.
 constexpr int64_t kFewestBetween = 48;
@@ -82,11 +81,10 @@ bool launch_short_bags(const CudaLookup& job, int multiprocessors, cudaStream_t 
   const int64_t in_slab = job.weight_type == kInt4 ? 32 : 64;
   const int64_t slabs = (widest + in_slab - 1) / in_slab;
   if (job.ids == bags) {
-    if (bags * slabs <= kFewestOne * multiprocessors) return false;
     // The kernels of one width are as fast at these.
     const bool bytes = job.weight_type != kFloat16 && job.weight_type != kBFloat16;
     if (job.one_width && bytes && bags <= kFewestOfOneWidth * multiprocessors) return false;
-  } else if (slabs > 1 || bags <= most_few_short(widest, multiprocessors)) {
+  } else if (slabs > 1) {
     return false;
   }
   const ShortKernel kernel = short_for(job);

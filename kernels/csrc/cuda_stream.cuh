@@ -128,6 +128,26 @@ struct Sum {
     clear();
   }
 
+  // The same 16 bytes at a time where they are there and their place is a multiple of that.
+  __device__ __forceinline__ void write_sixteens(const CudaLookup& job, int64_t at, int columns,
+                                                 bool quantized) {
+    if constexpr (C == 8) {
+      uint16_t* const out = static_cast<uint16_t*>(job.out) + at;
+      if (columns >= C && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+        const float add = quantized ? bias : 0.0f;
+        uint32_t pairs[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          pairs[k] = pack_pair(job.out_type, acc[2 * k] + add, acc[2 * k + 1] + add);
+        }
+        store_streaming(out, pairs[0], pairs[1], pairs[2], pairs[3]);
+        clear();
+        return;
+      }
+    }
+    write_half_quads(job, at, columns, quantized);
+  }
+
   // e4m3: the first `columns` columns, their number and places multiples of four, up to 16 at once
   // where all C are there and places are multiples of that.
   __device__ __forceinline__ void write_bytes(const CudaLookup& job, int64_t at, int columns) {

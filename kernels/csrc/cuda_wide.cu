@@ -73,9 +73,8 @@ bool launch_wide_rows(const CudaLookup& job, int multiprocessors, cudaStream_t s
   const int64_t widest = few_lanes(job) * (job.weight_type == kInt4 ? 8 : 4);  // columns
   // Those of cuda_few.cuh are for few bags, and those of cuda_express.cuh for rows of one width
   // that fill their threads.
-  const int64_t most_few = job.ids <= kFewShort * bags ? kFewMostShort : kFewMostLong;
   if (job.one_width || widest <= kWideNarrow ||
-      bags * ((few_lanes(job) + 31) / 32) <= most_few * multiprocessors) {
+      bags * ((few_lanes(job) + 31) / 32) <= kFewMost * multiprocessors) {
     return false;
   }
   const bool bytes = number_bits(job.weight_type) <= 8;

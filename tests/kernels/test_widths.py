@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops, reference
-from tessera.kernels.plan import IdRule, OutOfRange, Pooling
+from tessera.kernels.plan import IdRule, OutOfRange, PlanRow, Pooling
 from tessera.kernels.row_types import (
     BFLOAT16,
     BLOCK_INT8,
@@ -438,6 +438,135 @@ def test_wrong_offsets_of_short_bags_never_leave_the_ids(dims):
     torch.cuda.synchronize()
     call = (weights, plan, indices, offsets)
     assert_equals_the_cpu(call, width, offsets=True, dtype=torch.float16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
+@pytest.mark.parametrize(
+    "dims", [[4], [20] * 3, [128] * 2, [100, 36, 8], [160, 428, 1000], [13, 516], [2040, 8]]
+)
+@pytest.mark.parametrize(
+    "sizes", [[1], [0, 1, 2], [2, 3], [0, 5, 11], [0, 0, 0, 9]], ids=lambda s: "-".join(map(str, s))
+)
+def test_few_short_bags_equal_the_cpu(sizes, dims, kind):
+    """From one sample to more than the kernels for few short bags take.
+
+    Bags of one length, whose ids begin where such a kernel looks for them first, and bags of many lengths,
+    the first of which are empty, so that ids begin far from there.
+    """
+    generator = torch.Generator().manual_seed(len(sizes))
+    wide = max(dims) > 200
+    for batch, wide_ids, wide_offsets in (
+        (1, False, False),
+        (37, True, False),
+        (300, False, True),
+        (900 if wide else 5000, True, True),
+    ):
+        (weights, plan, _, _), width = call_of(
+            generator, kind, dims, batch, 1, beside=wide_ids, pooling=[Pooling.SUM, Pooling.MEAN]
+        )
+        bags = len(dims) * batch
+        lengths = torch.tensor(sizes)[torch.randint(0, len(sizes), (bags,), generator=generator)]
+        if len(sizes) > 1:
+            lengths[: bags // 2] = 0
+        ids = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        call = (
+            weights,
+            plan,
+            ids if wide_ids else ids.int(),
+            offsets if wide_offsets else offsets.int(),
+        )
+        dense = torch.randn(batch, 8, generator=generator)
+        for dtype in (torch.float16, torch.float32):
+            assert_equals_the_cpu(call, width, offsets=True, dtype=dtype)
+        behind = plan.clone()
+        behind[:, PlanRow._fields.index("out_column")] += dense.shape[1]
+        given = (weights, behind, *call[2:])
+        expected = torch.ops.tessera.lookup(*given, width + 8, dense=dense, offsets=True)
+        ours = torch.ops.tessera.lookup(
+            *(tensor.cuda() for tensor in given),
+            width + 8,
+            dense=dense.cuda(),
+            offsets=True,
+            launch=ops.launch_hint(behind),
+        )
+        assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [(INT8, 0), (BLOCK_INT8, 0), (INT4, 0), (FLOAT16, 0)])
+@pytest.mark.parametrize("most", [1, 2, 6])
+def test_a_hint_of_narrower_rows_changes_no_value(most, kind):
+    generator = torch.Generator().manual_seed(most)
+    for told in ([20, 20], [300, 36]):
+        for batch in (4, 900):
+            (weights, plan, indices, lengths), width = call_of(
+                generator, kind, [700, 36], batch, most
+            )
+            (_, other, _, _), _ = call_of(generator, kind, told, 1, 1)
+            call = (weights, plan, indices, lengths)
+            expected = torch.ops.tessera.lookup(*call, width, dtype=torch.float16)
+            ours = torch.ops.tessera.lookup(
+                *(tensor.cuda() for tensor in call),
+                width,
+                dtype=torch.float16,
+                launch=ops.launch_hint(other),
+            )
+            assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("id_rule", list(IdRule))
+@pytest.mark.parametrize("sizes", [[1], [0, 1, 2], [0, 3, 9]])
+def test_few_short_bags_with_every_rule_equal_the_cpu(sizes, id_rule, pooling):
+    generator = torch.Generator().manual_seed(5)
+    rules = [(id_rule, OutOfRange.CLAMP), (IdRule.NONE, OutOfRange.HASH)]
+    for kind in ((INT8, 0), (BLOCK_INT8, 0), (INT4, 32), (FLOAT8, 0), (FLOAT16, 0)):
+        for batch in (9, 800):
+            (weights, plan, _, _), width = call_of(
+                generator,
+                kind,
+                [48, 36, 200],
+                batch,
+                1,
+                rules=rules[: 1 + batch % 2],
+                pooling=[pooling],
+            )
+            bags = 3 * batch
+            lengths = torch.tensor(sizes)[
+                torch.randint(0, len(sizes), (bags,), generator=generator)
+            ]
+            indices = torch.randint(-2, 1 << 30, (int(lengths.sum()),), generator=generator)
+            call = (weights, plan, indices if batch == 9 else indices.int(), lengths)
+            assert_equals_the_cpu(call, width, dtype=torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dims", [[20] * 3, [300, 60]])
+def test_wrong_offsets_of_few_bags_never_leave_the_ids(dims, wide):
+    generator = torch.Generator().manual_seed(4)
+    for batch, size in ((5, 1), (300, 1), (300, 3), (2000, 2)):
+        (weights, plan, _, _), width = call_of(generator, (INT8, 0), dims, batch, 1)
+        bags = len(dims) * batch
+        indices = torch.randint(0, 30, (size * bags,), generator=generator)
+        offsets = torch.arange(bags + 1) * size
+        for wrong in (-(2**40), -5, 3, 2**35) if wide else (-(2**31), -5, 3, 2**31 - 1):
+            broken = offsets.clone()
+            broken[2::7] = wrong
+            given = broken if wide else broken.int()
+            torch.ops.tessera.lookup(
+                *(tensor.cuda() for tensor in (weights, plan, indices, given)),
+                width,
+                offsets=True,
+                dtype=torch.float16,
+                launch=ops.launch_hint(plan),
+            )
+        torch.cuda.synchronize()
+        call = (weights, plan, indices, offsets if wide else offsets.int())
+        assert_equals_the_cpu(call, width, offsets=True, dtype=torch.float16)
 
 
 @pytest.mark.gpu
