@@ -2,6 +2,7 @@
 #include "cuda_few.h"
 
 #include "cuda_few.cuh"
+#include "cuda_kinds.cuh"
 
 namespace tessera {
 namespace {
@@ -19,45 +20,19 @@ struct FewForm {
   int step;   // rows that are asked for together
 };
 
-template <int Step, int Lanes, int64_t T, Scales S>
-FewKernel few_of(const CudaLookup& job) {
-  if (job.hashed) {
-    return job.wide_ids ? lookup_few_kernel<Step, Lanes, T, S, Ids::kHashed, true>
-                        : lookup_few_kernel<Step, Lanes, T, S, Ids::kHashed, false>;
-  }
-  return job.wide_ids ? lookup_few_kernel<Step, Lanes, T, S, Ids::kRows, true>
-                      : lookup_few_kernel<Step, Lanes, T, S, Ids::kRows, false>;
-}
-
-template <int64_t T, Scales S>
-FewKernel few_of(const CudaLookup& job, FewForm form) {
-  if (form.lanes == 8) return few_of<kFewStep, 8, T, S>(job);
-  if (form.lanes == 16) return few_of<kFewStep, 16, T, S>(job);
-  if constexpr (S == Scales::kRow) {
-    if (form.step == kFewLongest) return few_of<kFewLongest, 32, T, S>(job);
-  }
-  return few_of<kFewStep, 32, T, S>(job);
-}
-
-template <int64_t T>
-FewKernel quantized_of(const CudaLookup& job, FewForm form) {
-  return job.alike == Alike::kRowScale ? few_of<T, Scales::kRow>(job, form)
-                                       : few_of<T, Scales::kOne>(job, form);
-}
-
-// nullptr: a kind that nobody asked for yet.
 FewKernel few_for(const CudaLookup& job, FewForm form) {
-  if (job.weight_type == kBlockInt8) {
-    return job.alike == Alike::kBook ? few_of<kBlockInt8, Scales::kBook>(job, form) : nullptr;
-  }
-  if (job.alike == Alike::kBook) return nullptr;
-  if (job.weight_type == kInt8) return quantized_of<kInt8>(job, form);
-  if (job.weight_type == kInt4) return quantized_of<kInt4>(job, form);
-  if (job.weight_type == kFloat8) return quantized_of<kFloat8>(job, form);
-  if (job.alike != Alike::kOneScale) return nullptr;
-  if (job.weight_type == kFloat16) return few_of<kFloat16, Scales::kOne>(job, form);
-  if (job.weight_type == kBFloat16) return few_of<kBFloat16, Scales::kOne>(job, form);
-  return nullptr;
+  return kernel_for<FewKernel>(job, [&](auto kind) -> FewKernel {
+    using K = decltype(kind);
+    constexpr int64_t T = K::kWeights;
+    constexpr Scales S = K::kScales;
+    constexpr Ids I = K::kIds;
+    if (form.lanes == 8) return lookup_few_kernel<kFewStep, 8, T, S, I, K::kWide>;
+    if (form.lanes == 16) return lookup_few_kernel<kFewStep, 16, T, S, I, K::kWide>;
+    if constexpr (S == Scales::kRow) {
+      if (form.step == kFewLongest) return lookup_few_kernel<kFewLongest, 32, T, S, I, K::kWide>;
+    }
+    return lookup_few_kernel<kFewStep, 32, T, S, I, K::kWide>;
+  });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Chooses among the kernels of cuda_quick.cuh, which are compiled here.
 #include "cuda_quick.h"
 
+#include "cuda_kinds.cuh"
 #include "cuda_quick.cuh"
 
 namespace tessera {
@@ -30,45 +31,20 @@ struct QuickShape {
   int passes;
 };
 
-template <int Together, int Passes, int64_t T, Scales S>
-QuickKernel quick_of(const CudaLookup& job) {
-  if (job.hashed) {
-    return job.wide_ids ? lookup_quick_kernel<Together, Passes, T, S, Ids::kHashed, true>
-                        : lookup_quick_kernel<Together, Passes, T, S, Ids::kHashed, false>;
-  }
-  return job.wide_ids ? lookup_quick_kernel<Together, Passes, T, S, Ids::kRows, true>
-                      : lookup_quick_kernel<Together, Passes, T, S, Ids::kRows, false>;
-}
-
-template <int64_t T, Scales S>
-QuickKernel quick_of(const CudaLookup& job, QuickShape shape) {
-  if constexpr (S != Scales::kBook) {  // where it is no faster
-    if (shape.together == 1) return quick_of<1, 1, T, S>(job);
-  }
-  if (shape.together == 4) return quick_of<4, 1, T, S>(job);
-  if (shape.passes == 1) return quick_of<2, 1, T, S>(job);
-  return shape.passes == 2 ? quick_of<2, 2, T, S>(job) : quick_of<2, 4, T, S>(job);
-}
-
-template <int64_t T>
-QuickKernel quantized_of(const CudaLookup& job, QuickShape shape) {
-  return job.alike == Alike::kRowScale ? quick_of<T, Scales::kRow>(job, shape)
-                                       : quick_of<T, Scales::kOne>(job, shape);
-}
-
-// nullptr: a kind that nobody asked for yet.
 QuickKernel quick_for(const CudaLookup& job, QuickShape shape) {
-  if (job.weight_type == kBlockInt8) {
-    return job.alike == Alike::kBook ? quick_of<kBlockInt8, Scales::kBook>(job, shape) : nullptr;
-  }
-  if (job.alike == Alike::kBook) return nullptr;
-  if (job.weight_type == kInt8) return quantized_of<kInt8>(job, shape);
-  if (job.weight_type == kInt4) return quantized_of<kInt4>(job, shape);
-  if (job.weight_type == kFloat8) return quantized_of<kFloat8>(job, shape);
-  if (job.alike != Alike::kOneScale) return nullptr;
-  if (job.weight_type == kFloat16) return quick_of<kFloat16, Scales::kOne>(job, shape);
-  if (job.weight_type == kBFloat16) return quick_of<kBFloat16, Scales::kOne>(job, shape);
-  return nullptr;
+  return kernel_for<QuickKernel>(job, [&](auto kind) -> QuickKernel {
+    using K = decltype(kind);
+    constexpr int64_t T = K::kWeights;
+    constexpr Scales S = K::kScales;
+    constexpr Ids I = K::kIds;
+    if constexpr (S != Scales::kBook) {  // where it is no faster
+      if (shape.together == 1) return lookup_quick_kernel<1, 1, T, S, I, K::kWide>;
+    }
+    if (shape.together == 4) return lookup_quick_kernel<4, 1, T, S, I, K::kWide>;
+    if (shape.passes == 1) return lookup_quick_kernel<2, 1, T, S, I, K::kWide>;
+    return shape.passes == 2 ? lookup_quick_kernel<2, 2, T, S, I, K::kWide>
+                             : lookup_quick_kernel<2, 4, T, S, I, K::kWide>;
+  });
 }
 
 // Lanes of a bag, as a power of two, and how often they cover the widest row in so many passes.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda_kinds.cuh"
 #include "cuda_short.cuh"
 
 namespace tessera {
@@ -25,46 +26,18 @@ constexpr int64_t kRoundedSideBySide = 8;
 
 using ShortKernel = void (*)(CudaLookup, int, bool);
 
-template <int64_t T, Scales S, bool Between>
-ShortKernel short_of(const CudaLookup& job) {
-  if (job.hashed) {
-    return job.wide_ids ? lookup_short_kernel<T, S, Ids::kHashed, true, Between>
-                        : lookup_short_kernel<T, S, Ids::kHashed, false, Between>;
-  }
-  return job.wide_ids ? lookup_short_kernel<T, S, Ids::kRows, true, Between>
-                      : lookup_short_kernel<T, S, Ids::kRows, false, Between>;
-}
-
-template <int64_t T, Scales S>
-ShortKernel short_of(const CudaLookup& job) {
-  // Rows of 16 bits gain nothing by it.
-  if constexpr (number_bits(T) <= 8) {
-    if (job.uneven_columns && few_lanes(job) * FewShare<T>::kColumns >= kFewestBetween) {
-      return short_of<T, S, true>(job);
-    }
-  }
-  return short_of<T, S, false>(job);
-}
-
-template <int64_t T>
-ShortKernel quantized_of(const CudaLookup& job) {
-  return job.alike == Alike::kRowScale ? short_of<T, Scales::kRow>(job)
-                                       : short_of<T, Scales::kOne>(job);
-}
-
-// nullptr: a kind that nobody asked for yet.
 ShortKernel short_for(const CudaLookup& job) {
-  if (job.weight_type == kBlockInt8) {
-    return job.alike == Alike::kBook ? short_of<kBlockInt8, Scales::kBook>(job) : nullptr;
-  }
-  if (job.alike == Alike::kBook) return nullptr;
-  if (job.weight_type == kInt8) return quantized_of<kInt8>(job);
-  if (job.weight_type == kInt4) return quantized_of<kInt4>(job);
-  if (job.weight_type == kFloat8) return quantized_of<kFloat8>(job);
-  if (job.alike != Alike::kOneScale) return nullptr;
-  if (job.weight_type == kFloat16) return short_of<kFloat16, Scales::kOne>(job);
-  if (job.weight_type == kBFloat16) return short_of<kBFloat16, Scales::kOne>(job);
-  return nullptr;
+  return kernel_for<ShortKernel>(job, [&](auto kind) -> ShortKernel {
+    using K = decltype(kind);
+    // Rows of 16 bits gain nothing by it.
+    if constexpr (number_bits(K::kWeights) <= 8) {
+      if (job.uneven_columns &&
+          few_lanes(job) * FewShare<K::kWeights>::kColumns >= kFewestBetween) {
+        return lookup_short_kernel<K::kWeights, K::kScales, K::kIds, K::kWide, true>;
+      }
+    }
+    return lookup_short_kernel<K::kWeights, K::kScales, K::kIds, K::kWide, false>;
+  });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda_kinds.cuh"
 #include "cuda_wide.cuh"
 
 namespace tessera {
@@ -29,35 +30,11 @@ constexpr int64_t kWideRounds = 5;
 
 using WideKernel = void (*)(CudaLookup, int);
 
-template <int64_t T, Scales S>
-WideKernel wide_of(const CudaLookup& job) {
-  if (job.hashed) {
-    return job.wide_ids ? lookup_wide_kernel<T, S, Ids::kHashed, true>
-                        : lookup_wide_kernel<T, S, Ids::kHashed, false>;
-  }
-  return job.wide_ids ? lookup_wide_kernel<T, S, Ids::kRows, true>
-                      : lookup_wide_kernel<T, S, Ids::kRows, false>;
-}
-
-template <int64_t T>
-WideKernel quantized_of(const CudaLookup& job) {
-  return job.alike == Alike::kRowScale ? wide_of<T, Scales::kRow>(job)
-                                       : wide_of<T, Scales::kOne>(job);
-}
-
-// nullptr: a kind that nobody asked for yet.
 WideKernel wide_for(const CudaLookup& job) {
-  if (job.weight_type == kBlockInt8) {
-    return job.alike == Alike::kBook ? wide_of<kBlockInt8, Scales::kBook>(job) : nullptr;
-  }
-  if (job.alike == Alike::kBook) return nullptr;
-  if (job.weight_type == kInt8) return quantized_of<kInt8>(job);
-  if (job.weight_type == kInt4) return quantized_of<kInt4>(job);
-  if (job.weight_type == kFloat8) return quantized_of<kFloat8>(job);
-  if (job.alike != Alike::kOneScale) return nullptr;
-  if (job.weight_type == kFloat16) return wide_of<kFloat16, Scales::kOne>(job);
-  if (job.weight_type == kBFloat16) return wide_of<kBFloat16, Scales::kOne>(job);
-  return nullptr;
+  return kernel_for<WideKernel>(job, [](auto kind) -> WideKernel {
+    using K = decltype(kind);
+    return lookup_wide_kernel<K::kWeights, K::kScales, K::kIds, K::kWide>;
+  });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda_kinds.cuh"
 #include "cuda_widths.cuh"
 
 namespace tessera {
@@ -21,41 +22,16 @@ constexpr int64_t kWideInt4Shares = 8;
 
 using WidthsKernel = void (*)(CudaLookup, Tiling);
 
-template <class P, int64_t T, Scales S>
-WidthsKernel widths_of(const CudaLookup& job) {
-  if (job.hashed) {
-    return job.wide_ids ? lookup_widths_kernel<P, T, S, Ids::kHashed, true>
-                        : lookup_widths_kernel<P, T, S, Ids::kHashed, false>;
-  }
-  return job.wide_ids ? lookup_widths_kernel<P, T, S, Ids::kRows, true>
-                      : lookup_widths_kernel<P, T, S, Ids::kRows, false>;
-}
-
-template <class P, int64_t T>
-WidthsKernel quantized_of(const CudaLookup& job) {
-  return job.alike == Alike::kRowScale ? widths_of<P, T, Scales::kRow>(job)
-                                       : widths_of<P, T, Scales::kOne>(job);
-}
-
-// nullptr: a kind that nobody asked for yet.
 template <class P>
 WidthsKernel widths_for(const CudaLookup& job) {
-  if constexpr (P::kInt4Shares > 1) {
-    return job.weight_type == kInt4 && job.alike != Alike::kBook ? quantized_of<P, kInt4>(job)
-                                                                 : nullptr;
-  }
-  if (job.weight_type == kBlockInt8) {
-    return job.alike == Alike::kBook ? widths_of<P, kBlockInt8, Scales::kBook>(job) : nullptr;
-  }
-  if (job.alike == Alike::kBook) return nullptr;
-  if (job.weight_type == kInt8) return quantized_of<P, kInt8>(job);
-  if (job.weight_type == kInt4) return quantized_of<P, kInt4>(job);
-  if (job.weight_type == kFloat8) return quantized_of<P, kFloat8>(job);
-  if (job.alike != Alike::kOneScale) return nullptr;
-  if (job.weight_type == kFloat32) return widths_of<P, kFloat32, Scales::kOne>(job);
-  if (job.weight_type == kFloat16) return widths_of<P, kFloat16, Scales::kOne>(job);
-  if (job.weight_type == kBFloat16) return widths_of<P, kBFloat16, Scales::kOne>(job);
-  return nullptr;
+  return kernel_for<WidthsKernel, true>(job, [](auto kind) -> WidthsKernel {
+    using K = decltype(kind);
+    if constexpr (P::kInt4Shares > 1 && K::kWeights != kInt4) {
+      return nullptr;
+    } else {
+      return lookup_widths_kernel<P, K::kWeights, K::kScales, K::kIds, K::kWide>;
+    }
+  });
 }
 
 // `blocks`: that a bag per group takes, of all features.

@@ -24,6 +24,14 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 
 
+def started(start):
+    """What ``start()`` returns; Ray gives a node 30 seconds, which a busy machine may take longer for."""
+    for _ in range(2):
+        with contextlib.suppress(Exception):
+            return start()
+    return start()
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A head without cores, and two nodes of one core each."""
@@ -34,11 +42,10 @@ def cluster(tmp_path_factory):
     patch.setenv("RAY_AUTH_MODE", "disabled")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     small = {"object_store_memory": 80 << 20}
-    made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small}
-    )
+    head = {"num_cpus": 0, "include_dashboard": False, **small}
+    made = started(lambda: Cluster(initialize_head=True, head_node_args=head))
     try:
-        made.nodes = [made.add_node(num_cpus=1, **small) for _ in range(2)]
+        made.nodes = [started(lambda: made.add_node(num_cpus=1, **small)) for _ in range(2)]
         yield made
     finally:
         with contextlib.suppress(Exception):

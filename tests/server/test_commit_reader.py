@@ -95,7 +95,8 @@ def test_the_other_process_reads_the_same(commit, monkeypatch, mapped_bytes, pau
     found = reader.read(commit, pause_s=pause_s)
     descriptors = open_descriptors()
     more = [reader.read(commit, pause_s=pause_s) for _ in range(3)]
-    assert open_descriptors() == descriptors  # what is held takes none
+    # What is held takes none; tests before this one may have left some that close meanwhile.
+    assert open_descriptors() <= descriptors
     reader.close()
     assert processes.ends() == [0]
     for one in (found, *more):
