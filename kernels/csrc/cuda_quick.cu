@@ -37,7 +37,7 @@ QuickKernel quick_for(const CudaLookup& job, QuickShape shape) {
     constexpr int64_t T = K::kWeights;
     constexpr Scales S = K::kScales;
     constexpr Ids I = K::kIds;
-    if constexpr (S != Scales::kBook) {  // where it is no faster
+    if constexpr (S != Scales::kBook) {  // where it is not faster
       if (shape.together == 1) return lookup_quick_kernel<1, 1, T, S, I, K::kWide>;
     }
     if (shape.together == 4) return lookup_quick_kernel<4, 1, T, S, I, K::kWide>;

@@ -416,6 +416,17 @@ def test_results_of_wide_rows_may_begin_anywhere(before, kind):
     assert bool((storage[:before] == 7.0).all())
 
 
+def look_up_on_a_gpu(call, width):
+    """The lookup ``call`` (weights, plan, indices, offsets), without a wait for its end."""
+    torch.ops.tessera.lookup(
+        *(tensor.cuda() for tensor in call),
+        width,
+        offsets=True,
+        dtype=torch.float16,
+        launch=ops.launch_hint(call[1]),
+    )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dims", [[408], [908, 20]])
 def test_wrong_offsets_of_short_bags_never_leave_the_ids(dims):
@@ -428,13 +439,7 @@ def test_wrong_offsets_of_short_bags_never_leave_the_ids(dims):
     for wrong in (-(2**40), -5, 3, 2**35):
         broken = offsets.clone()
         broken[7::500] = wrong
-        torch.ops.tessera.lookup(
-            *(tensor.cuda() for tensor in (weights, plan, indices, broken)),
-            width,
-            offsets=True,
-            dtype=torch.float16,
-            launch=ops.launch_hint(plan),
-        )
+        look_up_on_a_gpu((weights, plan, indices, broken), width)
     torch.cuda.synchronize()
     call = (weights, plan, indices, offsets)
     assert_equals_the_cpu(call, width, offsets=True, dtype=torch.float16)
@@ -557,13 +562,7 @@ def test_wrong_offsets_of_few_bags_never_leave_the_ids(dims, wide):
             broken = offsets.clone()
             broken[2::7] = wrong
             given = broken if wide else broken.int()
-            torch.ops.tessera.lookup(
-                *(tensor.cuda() for tensor in (weights, plan, indices, given)),
-                width,
-                offsets=True,
-                dtype=torch.float16,
-                launch=ops.launch_hint(plan),
-            )
+            look_up_on_a_gpu((weights, plan, indices, given), width)
         torch.cuda.synchronize()
         call = (weights, plan, indices, offsets if wide else offsets.int())
         assert_equals_the_cpu(call, width, offsets=True, dtype=torch.float16)

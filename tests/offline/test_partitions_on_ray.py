@@ -24,12 +24,14 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 
 
-def started(start):
+def started(start, further_tries=2):
     """What ``start()`` returns; Ray gives a node 30 seconds, which a busy machine may take longer for."""
-    for _ in range(2):
-        with contextlib.suppress(Exception):
-            return start()
-    return start()
+    try:
+        return start()
+    except Exception as error:  # Ray has no type for it
+        if further_tries == 0 or "timed out during startup" not in str(error):
+            raise
+    return started(start, further_tries - 1)
 
 
 @pytest.fixture(scope="module")
