@@ -71,7 +71,11 @@ elif [[ $preset == tsan && -n $clang ]]; then # tests/tsan.supp was made with it
     rm -r build/cpp/tsan
   fi
 fi
-if command -v ccache >/dev/null; then launcher+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+# What one checkout has compiled is there for another: paths in it are relative for ccache.
+if command -v ccache >/dev/null; then
+  launcher+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD}
+fi
 build=build/cpp/$preset
 log=$build.configure.log
 mkdir -p build/cpp

@@ -4,8 +4,9 @@
 
 * clang-format: every source is as .clang-format wants it.
 * clang-tidy with the checks of .clang-tidy, for the sources that do not include torch, whose
-  headers take half a minute for each file.  A source is looked at again only when it, a header of
-  ours that it includes, its command or the checks have changed.
+  headers take half a minute for each file.  A source in which nothing was found is looked at again
+  only when it, a header of ours that it includes, the protocol's files, its command, the checks or
+  clang-tidy have changed; a folder of the user's remembers that, for all checkouts.
 * Clang's thread safety analysis of every source (``src/common/mutex.h`` says what is guarded by
   what).
 * The GPU's sources are compiled, as far as their syntax, against CUDA's headers, whether or not
@@ -28,6 +29,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,7 +42,8 @@ GENERATED_HEADER = Path("c10/cuda/impl/cuda_cmake_macros.h")
 LLVM = "14"
 FORMATTED = ("cpp_server", "kernels/csrc")
 SUFFIXES = (".h", ".cc", ".cpp", ".cuh", ".cu")
-TIDY_CACHE = REPOSITORY / "build/cpp/tidy"
+TIDY_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera-clang-tidy"
+TIDY_CACHE_DAYS = 30
 
 
 def llvm_tool(name: str) -> str | None:
@@ -83,19 +86,27 @@ def own_includes(source: Path, found: dict[Path, bytes]) -> None:
         return
     found[source] = source.read_bytes()
     for name in re.findall(rb'^#include "(.+)"', found[source], re.MULTILINE):
-        own_includes(SERVER / "src" / name.decode(), found)
+        for folder in (source.parent, SERVER / "src", REPOSITORY / "kernels"):
+            own_includes(folder / name.decode(), found)
 
 
 def tidy_commands(entries: list[dict[str, str]], clang_tidy: str) -> dict[str, list[str]]:
-    """By the name of its mark in `TIDY_CACHE`: the command for each source without torch."""
-    checks = (REPOSITORY / ".clang-tidy").read_bytes()
+    """By the name of its mark in `TIDY_CACHE`: the command for each source without torch.
+
+    A name is a digest of all that the outcome depends on, apart from the system's headers.
+    """
+    version = subprocess.run([clang_tidy, "--version"], capture_output=True, check=True).stdout
+    rules = [REPOSITORY / ".clang-tidy", *sorted((REPOSITORY / "protos").rglob("*.proto"))]
+    checks = [version, *(path.read_bytes() for path in rules)]
     commands = {}
     for source, (_, *words) in clang_commands(entries, "clang++").items():
         if any(word.endswith("torch/include") for word in words):
             continue
         read: dict[Path, bytes] = {}
         own_includes(Path(source), read)
-        key = hashlib.sha256(repr((checks, words, sorted(read.items()))).encode()).hexdigest()
+        files = sorted((str(path.relative_to(REPOSITORY)), text) for path, text in read.items())
+        anywhere = [word.replace(str(REPOSITORY), ".") for word in words]
+        key = hashlib.sha256(repr((checks, anywhere, files)).encode()).hexdigest()
         commands[key] = [clang_tidy, "--quiet", source, "--", *words]
     return commands
 
@@ -104,19 +115,22 @@ def tidied(entries: list[dict[str, str]], clang_tidy: str, directory: Path) -> b
     """Whether clang-tidy finds nothing; prints what it finds."""
     TIDY_CACHE.mkdir(parents=True, exist_ok=True)
     commands = tidy_commands(entries, clang_tidy)
+    old = time.time() - TIDY_CACHE_DAYS * 24 * 3600
     for mark in TIDY_CACHE.iterdir():
-        if mark.name not in commands:
-            mark.unlink()
+        if mark.stat().st_mtime < old:
+            mark.unlink(missing_ok=True)
 
     def one(item: tuple[str, list[str]]) -> bool:
         key, command = item
-        if (TIDY_CACHE / key).exists():
+        mark = TIDY_CACHE / key
+        if mark.exists():
+            mark.touch()
             return True
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
         if done.returncode:
             print(done.stdout)
             return False
-        (TIDY_CACHE / key).touch()
+        mark.touch()
         return True
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
