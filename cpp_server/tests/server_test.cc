@@ -1,5 +1,7 @@
 // Flags, metrics, the HTTP port's answers, admission, log lines.
 #include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -210,6 +212,43 @@ TEST(Workers, AreHalfOfTheCpusAndSpareOnTheOthers) {
   EXPECT_EQ(plan(3, true, 2), std::pair(3, 0));
   EXPECT_EQ(plan(3, false, 8), std::pair(3, 0));
 }
+
+#ifndef TESSERA_SANITIZED  // sanitizers have an allocator of their own
+// Page faults of a thread that takes some blocks, writes to each page and frees them, again and
+// again, as a pass over long bags does.
+std::int64_t faults_of_passes() {
+  static constexpr int kPasses = 50;
+  static constexpr int kBlocks = 8;
+  static constexpr std::size_t kBlockBytes = 120'000;
+  std::int64_t faults = 0;
+  std::jthread([&] {
+    const auto pass = [] {
+      // Side by side, with nothing between them that stays.
+      const std::vector<std::vector<char>> blocks(kBlocks, std::vector<char>(kBlockBytes, 'x'));
+    };
+    const auto so_far = [] {
+      rusage used{};
+      ::getrusage(RUSAGE_THREAD, &used);
+      return used.ru_minflt;
+    };
+    pass();
+    const auto before = so_far();
+    for (int i = 0; i < kPasses; ++i) pass();
+    faults = so_far() - before;
+  }).join();
+  return faults;
+}
+
+TEST(HeapTrimTest, KeepsWhatAPassHasFreed) {
+  // glibc's thresholds at the start, which earlier tests may have raised.
+  constexpr int kAtTheStart = 128 * 1024;
+  ::mallopt(M_MMAP_THRESHOLD, kAtTheStart);
+  ::mallopt(M_TRIM_THRESHOLD, kAtTheStart);
+  EXPECT_GT(faults_of_passes(), 50 * 100);
+  keep_freed_memory();
+  EXPECT_LT(faults_of_passes(), 50);
+}
+#endif
 
 TEST(HeapTrimTest, TrimsOnceAfterABurst) {
   constexpr std::int64_t kMegabyte = 1024 * 1024;

@@ -3,8 +3,19 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace tessera {
+
+void keep_freed_memory() {
+  for (const char* const name :
+       {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}) {
+    if (std::getenv(name) != nullptr) return;
+  }
+  constexpr int kKept = 32 * 1024 * 1024;
+  ::mallopt(M_MMAP_THRESHOLD, kKept);
+  ::mallopt(M_TRIM_THRESHOLD, kKept);
+}
 
 bool HeapTrim::worth(std::int64_t free_bytes) {
   lowest_ = seen_ ? std::min(lowest_, free_bytes) : free_bytes;

@@ -1,13 +1,21 @@
-// Gives memory back after a burst. glibc keeps what was freed, arena by arena, for the next
-// request; after thousands of calls at once that is many times what an even load needs.
+// Keeps freed memory for the next pass, and gives it back after a burst. glibc by itself may do the
+// opposite: a pass over long bags frees some megabytes more than the few hundred kB that it keeps
+// at the end of an arena, so that each pass had thousands of page faults; and what thousands of
+// calls at once have freed, many times what an even load needs, stays.
 //
-// Contract: tick is called by one thread, every few seconds at most; it may block for
-// milliseconds, and threads that allocate at that moment wait for it. HeapTrim is a plain value.
+// Contract: keep_freed_memory is called before there are threads. tick is called by one thread,
+// every few seconds at most; it may block for milliseconds, and threads that allocate at that
+// moment wait for it. HeapTrim is a plain value.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera {
+
+// Of each arena up to 32 MiB, and no block below 32 MiB is mapped for itself: what glibc's own
+// thresholds grow to where a block of that size was once freed. Settings of malloc in the
+// environment stand.
+void keep_freed_memory();
 
 // When to trim: once free memory has stayed kSurplusBytes above its lowest for kPatience looks.
 // An even load never gets there, and a load that comes in waves needs the memory again.

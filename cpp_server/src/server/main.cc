@@ -9,6 +9,7 @@
 #include "package/package_error.h"
 #include "server/config.h"
 #include "server/flag_sources.h"
+#include "server/heap_trimmer.h"
 #include "server/log.h"
 #include "server/package_trial.h"
 #include "server/server.h"
@@ -30,6 +31,7 @@ int run(const std::vector<std::string>& arguments) {
   }
   // First of all: threads inherit which signals are blocked.
   tessera::block_signals();
+  tessera::keep_freed_memory();
   try {
     const tessera::ServerConfig config =
         tessera::parse_flags(arguments, tessera::environment_of_process());
