@@ -80,14 +80,18 @@ def server(args: argparse.Namespace, *flags: str) -> Iterator[tuple[int, int]]:
 
 
 def load(
-    args: argparse.Namespace, port: int, *flags: str, what: Sequence[str] = ()
+    args: argparse.Namespace, where: int | str, *flags: str, what: Sequence[str] = ()
 ) -> dict[str, float]:
-    """One run of tessera-load; ``what`` it sends, in place of requests that it draws for the package."""
+    """One run of tessera-load at a port of this machine or at an address.
+
+    ``what`` it sends takes the place of requests that it draws for the package.
+    """
+    address = where if isinstance(where, str) else f"127.0.0.1:{where}"
     drawn = ("--model-file", args.package, "--ids-per-bag", args.ids_per_bag, "--int32-ids")
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
         subprocess.run(
             [
-                *(args.build / "tessera-load", "--address", f"127.0.0.1:{port}"),
+                *(args.build / "tessera-load", "--address", address),
                 *(what or drawn),
                 *("--duration-s", str(args.seconds), "--warm-up-s", str(WARM_UP_S)),
                 *("--csv", file.name),

@@ -4,7 +4,7 @@
 
 ``--requests`` random requests of ``--samples`` samples are written to one POSIX shared memory object, which is registered
 with the server; ``tessera-load`` then sends KServe requests whose inputs lie there, and in turn with them requests of the
-same kind as messages.  Rates are shares of the best rate in-process (`in_process`, as in ``gpu_bench.py``), where each size
+same kind as messages, through the port and through a Unix socket.  Rates are shares of the best rate in-process (`in_process`, as in ``gpu_bench.py``), where each size
 of a batch has the number of ``--sessions`` that is best for it, and each step also says what share it is of the
 in-process rate at the server's own average batch, between the two sizes around it.
 numpy, protobuf and this repository have to be importable, grpc need not be.
@@ -132,22 +132,27 @@ def main() -> None:
     for size, (median, _, rate) in rows.items():
         print(f"in-process, batch {size}: {median:.0f} us, {rate:.0f} samples/s")
     steps = []
-    with tempfile.TemporaryDirectory() as name, server(args, "--shared-memory") as ports:
-        port, http_port = ports
-        with registered_requests(args, ids_per_bag, http_port, Path(name)) as requests:
-            ways = {
-                "shared memory": ("--requests", str(requests), "--method", METHOD),
-                "messages": (),
+    with tempfile.TemporaryDirectory() as name:
+        socket = f"{name}/grpc"
+        flags_of_server = ("--shared-memory", "--grpc-socket", socket)
+        with (
+            server(args, *flags_of_server) as (port, http_port),
+            registered_requests(args, ids_per_bag, http_port, Path(name)) as requests,
+        ):
+            ways: dict[str, tuple[int | str, tuple[str, ...]]] = {
+                "shared memory": (port, ("--requests", str(requests), "--method", METHOD)),
+                "messages": (port, ()),
+                "Unix socket": (f"unix:{socket}", ()),
             }
             print(
                 "inputs in  offered/best  samples/s  /best  p50 ms  p99 ms  batch  /in-process at it"
                 "  not answered"
             )
             for share in map(float, args.shares.split(",")):
-                for way, what in ways.items():
+                for way, (where, what) in ways.items():
                     before = batches(http_port)
                     row = load(
-                        *(args, port, "--rate", f"{share * best / args.samples:.1f}"),
+                        *(args, where, "--rate", f"{share * best / args.samples:.1f}"),
                         *("--connections", str(args.connections)),
                         *(() if what else ("--samples", str(args.samples))),
                         what=what,

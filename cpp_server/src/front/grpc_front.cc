@@ -13,6 +13,7 @@
 #include "front/reflection_service.h"
 #include "front/scoring_call.h"
 #include "front/socket.h"
+#include "front/socket_file.h"
 #include "http2/server.h"
 
 namespace tessera {
@@ -64,6 +65,7 @@ struct GrpcFront::State {
   HealthService health;
   http2::Limits limits;
   std::vector<ListeningSocket> sockets;
+  std::optional<SocketFile> socket_file;
   std::optional<http2::Server> server;
 };
 
@@ -79,10 +81,12 @@ int GrpcFront::start(const GrpcOptions& options, int threads) {
   State& state = *state_;
   state.limits = within_the_systems(options.limits, state.context.shared_memory);
   state.sockets = ListeningSocket::on_every_address(options.host, options.port, "gRPC", "--port");
+  if (!options.socket_file.empty()) state.socket_file.emplace(options.socket_file, "--grpc-socket");
   state.server.emplace(state.limits, state.counters, threads, options.gate, options.tls);
   for (std::size_t i = 0; i < state.server->loops(); ++i) state.add_methods(i);
   std::vector<int> descriptors;
   for (const ListeningSocket& socket : state.sockets) descriptors.push_back(socket.descriptor());
+  if (state.socket_file) descriptors.push_back(state.socket_file->descriptor());
   state.server->start(descriptors);
   return state.sockets.front().port();
 }
@@ -107,6 +111,7 @@ void GrpcFront::stop(Duration grace) {
 void GrpcFront::release() {
   state_->server.reset();
   state_->sockets.clear();
+  state_->socket_file.reset();
 }
 
 }  // namespace tessera

@@ -20,7 +20,8 @@ namespace tessera {
 
 struct GrpcOptions {
   std::string host;
-  int port = 0;  // 0: any free one
+  int port = 0;                  // 0: any free one
+  std::string socket_file = {};  // a Unix socket beside the port (front/socket_file.h); empty: none
   http2::Limits limits = {};
   // Both outlive the front; null: every call may be heard, and connections are not encrypted.
   http2::CallGate* gate = nullptr;

@@ -4,8 +4,10 @@
 
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "common/flags.h"
+#include "common/unix_address.h"
 
 namespace tessera {
 
@@ -33,6 +35,21 @@ Address resolve(const std::string& given, const std::string& flag) {
   Address address{.text = given};
   address.length = found->ai_addrlen;
   std::memcpy(&address.bytes, found->ai_addr, found->ai_addrlen);
+  return address;
+}
+
+Address resolve_grpc(const std::string& given) {
+  constexpr std::string_view kUnix = "unix:";
+  if (!given.starts_with(kUnix)) return resolve(given, "address");
+  std::string_view path = std::string_view(given).substr(kUnix.size());
+  if (path.starts_with("///")) path.remove_prefix(2);
+  const auto found = unix_address(path);
+  if (!found) {
+    refuse_flag("address", "'" + given + "'",
+                text("give a path of 1 to ", kMostSocketPath, " bytes"));
+  }
+  Address address{.text = "localhost", .length = sizeof(*found)};
+  std::memcpy(&address.bytes, &*found, sizeof(*found));
   return address;
 }
 

@@ -182,7 +182,7 @@ class Connection : private GrpcChannel::Caller {
 
 TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::string>& requests,
                           std::int64_t samples) {
-  const Address address = resolve(options.address);
+  const Address address = resolve_grpc(options.address);
   const http2::TlsContext tls =
       options.tls.ca.empty() ? nullptr : make_client_tls(options.tls, "h2");
   std::vector<std::string> framed;

@@ -87,7 +87,7 @@ std::vector<double> loads_of(const std::string& value) {
 std::vector<Flag> flags(Settings& s) {
   using tessera::number_flag;
   return {
-      {"address", "HOST:PORT", "the server's gRPC address",
+      {"address", "HOST:PORT", "the server's gRPC address, or unix:PATH",
        [&](const std::string& value) { s.traffic.address = value; }},
       {"model-file", "MODEL.pt", "the served package, for its features",
        [&](const std::string& value) { s.model_file = value; }},

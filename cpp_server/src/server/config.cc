@@ -124,6 +124,13 @@ std::vector<Flag> own_flags(ServerConfig& config) {
             ", this machine alone; 0.0.0.0: every interface)"),
        [&](const std::string& value) { config.host = value; }},
       number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
+      {"grpc-socket", "PATH",
+       "a Unix socket that answers gRPC as the port does, for clients on this machine, which call "
+       "it unix:PATH; who may write to the file may connect, as the umask says (default: none)",
+       [&](const std::string& value) {
+         if (value.empty()) refuse_flag("grpc-socket", "''", "give a path, or leave it out");
+         config.grpc_socket = value;
+       }},
       number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
       {"workers", "N",
        text("inference threads of each device, no more and no fewer (default: 2 on a GPU; on CPUs "

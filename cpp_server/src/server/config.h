@@ -42,8 +42,9 @@ struct ServerConfig {
   std::int64_t follow_poll_ms = 200;  // how often they are looked at
   std::int64_t rollback_bytes = std::int64_t{256} << 20;  // of what commits have replaced
   std::string host = "127.0.0.1";
-  int port = 50051;      // 0: any free one
-  int http_port = 8002;  // 0: any free one
+  int port = 50051;         // 0: any free one
+  std::string grpc_socket;  // a Unix socket that answers gRPC, too; empty: none
+  int http_port = 8002;     // 0: any free one
   RequestLimits request_limits;
   BatchLimits batch_limits;
   QueueLimits queue_limits;

@@ -163,6 +163,7 @@ void Server::open() {
       log_);
   port_ = grpc_.start({.host = config_.host,
                        .port = config_.port,
+                       .socket_file = config_.grpc_socket,
                        .limits = connection_limits(config_),
                        .gate = security_.gate(),
                        .tls = security_.grpc_tls()},
@@ -197,9 +198,16 @@ void Server::begin_to_serve() {
   // Said last: whoever reads it may send a signal at once, and gets a drain.
   loading_ = Loading::kDone;
   if (draining_) return;
-  log_.info("ready", {{"host", config_.host},
-                      {"port", std::int64_t{port_}},
-                      {"http_port", std::int64_t{http_->port()}}});
+  const std::int64_t http_port = http_->port();
+  if (config_.grpc_socket.empty()) {
+    log_.info("ready",
+              {{"host", config_.host}, {"port", std::int64_t{port_}}, {"http_port", http_port}});
+  } else {
+    log_.info("ready", {{"host", config_.host},
+                        {"port", std::int64_t{port_}},
+                        {"http_port", http_port},
+                        {"grpc_socket", config_.grpc_socket}});
+  }
   signal_waiter_.wake();
 }
 
