@@ -8,7 +8,6 @@ from typing import Any
 
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.event_loop import run_loop
-from tessera.serving.server.freed_memory import keep_freed_memory
 from tessera.serving.server.log import make_logger
 from tessera.serving.server.log_writer import LogWriter
 from tessera.serving.server.repository.checker import PackageChecker
@@ -24,7 +23,6 @@ def serve_until_signal(config: ServerConfig) -> int:
     Raises:
         UserError: a package or a port has to be changed.
     """
-    keep_freed_memory()
     checker = None
     if config.model_repositories:
         # Before this process has any other thread.
