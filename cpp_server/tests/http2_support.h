@@ -159,6 +159,7 @@ class Link final : private ConnectionOwner {
   }
 
   Connection& connection() { return *connection_; }
+  std::span<std::byte> buffer() { return buffer_; }  // what the loop reads to
   std::uint64_t closed_for(CloseReason reason) {
     return counters.closed[static_cast<std::size_t>(reason)];
   }

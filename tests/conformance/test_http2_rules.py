@@ -56,6 +56,7 @@ STREAMS = 5
 PATH = "/grpc.health.v1.Health/Check"
 BLOCK = call_headers(PATH)
 CHECK = message(b"")
+PREFIX_BYTES = len(CHECK)
 """A health check of the server as a whole."""
 
 
@@ -130,9 +131,6 @@ CASES = (
     answers(
         "largest frame",
         open_call(1, BLOCK) + frame(DATA, END_STREAM, 1, message(b"\x12\xf8\x7f" + bytes(16_376))),
-    ),
-    stream_fails(
-        "DATA too large", open_call(1, BLOCK) + frame(DATA, 0, 1, bytes(16_385)), FRAME_SIZE
     ),
     # It is also more than --max-header-bytes.
     fails("HEADERS too large", headers(1, BLOCK + bytes(16_385), END_HEADERS), FRAME_SIZE, CALM),
@@ -408,6 +406,35 @@ def test_frames(server, case):
     if case.stream:
         allowed |= {("stream", code) for code in case.errors}
     assert got in allowed
+
+
+def unknown_field(size):
+    """``size`` bytes of a message of protobuf: a field that health checks do not have."""
+    for count in range(1, 5):
+        length, digits = size - 1 - count, b""
+        for place in range(count):
+            more = place + 1 < count
+            digits += bytes([(length >> 7 * place) & 0x7F | 0x80 * more])
+        if length >> 7 * count == 0:
+            break
+    return b"\x12" + digits + bytes(length)
+
+
+def test_data_is_as_long_as_the_server_has_said(server):
+    """4.2: a frame of as many bytes as its SETTINGS allow is heard, and a longer one is an error."""
+    for more, expected in (
+        (0, ["answered"]),
+        (1, [("connection", FRAME_SIZE), ("stream", FRAME_SIZE)]),
+    ):
+        case = Case("", b"", stream=1, answered=1)
+        with connected(server) as client:
+            client.sendall(PREFACE + frame(SETTINGS, 0, 0))
+            frames = frames_of(client)
+            said = next(body for kind, flags, _, body in frames if kind == SETTINGS and not flags)
+            longest = dict(struct.iter_unpack(">HI", said)).get(MAX_FRAME_SIZE, 16_384)
+            sent = frame(DATA, END_STREAM, 1, message(unknown_field(longest + more - PREFIX_BYTES)))
+            client.sendall(frame(SETTINGS, ACK, 0) + open_call(1, BLOCK) + sent)
+            assert outcome(frames, case) in expected
 
 
 @pytest.mark.parametrize(

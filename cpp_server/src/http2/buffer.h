@@ -45,6 +45,9 @@ class Buffer {
     if (!bytes.empty()) std::memcpy(extend(bytes.size()), bytes.data(), bytes.size());
   }
 
+  // Where the next bytes go, within what is reserved.
+  std::byte* end() const { return data_ + size_; }
+
   // Forgets what is beyond `size` bytes.
   void truncate(std::size_t size) { size_ = size; }
 

@@ -20,6 +20,12 @@ namespace {
 // Everything is taken when it comes, so that these cost no memory.
 constexpr std::uint32_t kStreamWindow = 1024 * 1024;
 constexpr std::int32_t kConnectionWindow = 4 * 1024 * 1024;
+// A message that a client sends in one frame can be read to where it stays. What is not of a call
+// may be as long as HTTP/2 has it by default, as the session may keep it whole.
+constexpr std::uint32_t kLongestDataFrame = kStreamWindow;
+constexpr std::uint32_t kLongestFrame = 16 * 1024;
+// Less than this is copied rather than read by a call of its own.
+constexpr std::size_t kLeastInPlace = 16 * 1024;
 // Frames that are made before the socket takes them, and how much of them one turn may write.
 constexpr std::size_t kOutgoingBytes = 128 * 1024;
 constexpr std::size_t kBytesPerTurn = 1024 * 1024;
@@ -42,11 +48,12 @@ SessionPointer make_session(const Limits& limits, void* user) {
     throw std::bad_alloc();
   }
   SessionPointer session(made);
-  const std::array<nghttp2_settings_entry, 4> settings = {
+  const std::array<nghttp2_settings_entry, 5> settings = {
       {{NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS,
         static_cast<std::uint32_t>(limits.max_connection_streams)},
        {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, static_cast<std::uint32_t>(limits.max_header_bytes)},
        {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, kStreamWindow},
+       {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, kLongestDataFrame},
        {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1}}};
   if (nghttp2_submit_settings(made, NGHTTP2_FLAG_NONE, settings.data(), settings.size()) != 0 ||
       nghttp2_session_set_local_window_size(made, NGHTTP2_FLAG_NONE, 0, kConnectionWindow) != 0) {
@@ -112,7 +119,14 @@ void Connection::on_ready(std::uint32_t events) {
 // Reads up to `share` bytes, and at least what must be read of a connection in a turn. False: it is
 // not to be answered any more.
 bool Connection::read_some(std::size_t share) {
-  const Moved moved = socket_.read(context_.read_buffer.first(std::max(share, kLeastReadBytes)));
+  share = std::max(share, kLeastReadBytes);
+  std::span<std::byte> into = rest_of_message(share);
+  const bool in_place = !into.empty();
+  // Behind a message in a long frame there is likely to be another: of that little is read with its
+  // head, which is copied, and the rest in place.
+  if (!in_place) into = context_.read_buffer.first(long_frames_ ? kLeastReadBytes : share);
+  long_frames_ = in_place;
+  const Moved moved = socket_.read(into);
   if (state_ == State::kLingering) {
     lingering_bytes_ += moved.bytes;
     if (moved.ended || lingering_bytes_ > kLingerBytes) vanish();
@@ -120,7 +134,7 @@ bool Connection::read_some(std::size_t share) {
   }
   if (moved.bytes > 0) {
     const TimePoint begin = std::chrono::steady_clock::now();
-    receive(context_.read_buffer.first(moved.bytes));
+    receive(into.first(moved.bytes));
     read_bytes_ =
         next_read_bytes(read_bytes_, moved.bytes, std::chrono::steady_clock::now() - begin,
                         context_.read_buffer.size());
@@ -134,8 +148,21 @@ bool Connection::read_some(std::size_t share) {
   return true;
 }
 
+// Where up to `most` bytes of the message whose frame is coming are to be read to, of those that
+// the system has; empty: they are to be read to the loop's buffer.
+std::span<std::byte> Connection::rest_of_message(std::size_t most) {
+  if (session_ == nullptr || filter_.body_left() < kLeastInPlace) return {};
+  const FrameHead head = filter_.head();
+  if (head.type != NGHTTP2_DATA || (head.flags & NGHTTP2_FLAG_PADDED) != 0) return {};
+  Call* const call = call_of(static_cast<std::int32_t>(head.stream));
+  if (call == nullptr || !call->reading_) return {};
+  const std::size_t here = std::min({most, filter_.body_left(), socket_.waiting()});
+  return here < kLeastInPlace ? std::span<std::byte>() : call->reader_.room(here, *bytes_);
+}
+
 void Connection::receive(std::span<const std::byte> bytes) {
   if (session_ == nullptr) return;
+  received_end_ = bytes.data() + bytes.size();
   const bool taken = filter_.feed(
       bytes, [this](const FrameHead& head) { return judge(head); },
       [this](std::span<const std::byte> part) {
@@ -173,7 +200,9 @@ FrameFilter::Verdict Connection::judge(const FrameHead& head) {
       if (head.stream == 0) return within(false, CloseReason::kProtocol);
       return within(control_frames_.take(now), CloseReason::kControlFrames);
     case NGHTTP2_PING: return within(pings_.take(now), CloseReason::kPings);
-    default: return within(control_frames_.take(now), CloseReason::kControlFrames);
+    default:
+      return within(head.length <= kLongestFrame && control_frames_.take(now),
+                    CloseReason::kControlFrames);
   }
   // Before they are unpacked, headers are hardly larger than what they say.
   return within(block_bytes_ <= static_cast<std::size_t>(context_.limits.max_header_bytes),

@@ -85,6 +85,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
 
   void on_ready(std::uint32_t events) override;
   bool read_some(std::size_t share);
+  std::span<std::byte> rest_of_message(std::size_t most);
   void on_turn_end() override;
 
   // What the session tells; 0, or an error of nghttp2 that ends the connection.
@@ -129,14 +130,16 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   std::size_t read_bytes_;  // that may be read in a turn
   Outgoing out_;
   FrameFilter filter_;
-  std::uint32_t last_stream_ = 0;  // that the client has opened
-  std::size_t block_bytes_ = 0;    // of the last block of headers, as they came
+  std::uint32_t last_stream_ = 0;            // that the client has opened
+  std::size_t block_bytes_ = 0;              // of the last block of headers, as they came
+  const std::byte* received_end_ = nullptr;  // of the bytes that the session is told of
   RequestHead head_;
   State state_ = State::kOpen;
   std::optional<CloseReason> failure_;  // found while the session was told of bytes
   bool client_leaves_ = false;
   bool handshaken_ = false;
   bool reads_on_ = false;      // what the socket has kept is read in the next turn
+  bool long_frames_ = false;   // the last bytes were read to their message
   std::uint32_t watched_ = 0;  // epoll's events
   int streams_ = 0;
   Call* calls_ = nullptr;  // those of open streams; a stream that was refused has none

@@ -25,7 +25,8 @@ int Connection::on_data(std::int32_t stream, std::span<const std::byte> data) {
 void Connection::take_data(Call& call, std::span<const std::byte> data) {
   using Message = MessageReader::State;
   while (!data.empty() && call.reading_) {
-    switch (call.reader_.feed(data, *bytes_)) {
+    const auto ahead = static_cast<std::size_t>(received_end_ - (data.data() + data.size()));
+    switch (call.reader_.feed(data, *bytes_, ahead)) {
       case Message::kMore: return;
       case Message::kWhole: take_message(call); break;
       case Message::kWrongFlag:

@@ -79,6 +79,11 @@ class FrameFilter {
     return pass_between(bytes, from, bytes.size(), pass);
   }
 
+  // How much of the last frame's body is yet to be passed, and the frame. Before the first one: the
+  // client's preface, as if it were of stream 0.
+  std::size_t body_left() const { return dropping_ ? 0 : body_left_; }
+  FrameHead head() const { return FrameHead{std::span<const std::byte, FrameHead::kBytes>(head_)}; }
+
  private:
   template <typename Pass>
   static bool pass_between(std::span<const std::byte> bytes, std::size_t from, std::size_t to,

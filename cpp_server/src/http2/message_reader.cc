@@ -10,7 +10,8 @@ constexpr std::size_t kLeastGrowth = 16 * 1024;
 
 }  // namespace
 
-MessageReader::State MessageReader::feed(std::span<const std::byte>& data, ConnectionBytes& bytes) {
+MessageReader::State MessageReader::feed(std::span<const std::byte>& data, ConnectionBytes& bytes,
+                                         std::size_t ahead) {
   while (prefix_bytes_ < kPrefixBytes) {
     if (data.empty()) return State::kMore;
     prefix_[prefix_bytes_++] = data.front();
@@ -21,9 +22,13 @@ MessageReader::State MessageReader::feed(std::span<const std::byte>& data, Conne
     if (announced_ > bytes.limits().max_message_bytes) return State::kTooLarge;
   }
   const std::size_t now = std::min<std::size_t>(data.size(), announced_ - message_.size());
-  const State grown = grow(now, bytes);
+  const State grown = grow(now, ahead, bytes);
   if (grown != State::kMore) return grown;
-  message_.append(data.first(now));
+  if (now > 0 && data.data() == message_.end()) {  // it was read to its `room`
+    message_.extend(now);
+  } else {
+    message_.append(data.first(now));
+  }
   data = data.subspan(now);
   if (message_.size() < announced_) return State::kMore;
   if (compressed()) {  // it may have to wait
@@ -34,15 +39,23 @@ MessageReader::State MessageReader::feed(std::span<const std::byte>& data, Conne
   return State::kWhole;
 }
 
-// Makes room for `now` bytes more.
-MessageReader::State MessageReader::grow(std::size_t now, ConnectionBytes& bytes) {
+std::span<std::byte> MessageReader::room(std::size_t most, ConnectionBytes& bytes) {
+  if (prefix_bytes_ < kPrefixBytes) return {};
+  const std::size_t now = std::min<std::size_t>(most, announced_ - message_.size());
+  if (now == 0 || grow(now, 0, bytes) != State::kMore) return {};
+  return {message_.end(), now};
+}
+
+// Makes room for `now` bytes more, behind which there may be as much of the message as `ahead`.
+MessageReader::State MessageReader::grow(std::size_t now, std::size_t ahead,
+                                         ConnectionBytes& bytes) {
   const std::size_t needed = message_.size() + now;
   if (needed == announced_ && accounted_ == 0) {
     return message_.reserve(needed) ? State::kMore : State::kNoMemory;
   }
   // Doubled, so that what is moved is at most what has come.
-  const std::size_t capacity =
-      std::min<std::size_t>(announced_, std::max({2 * message_.size(), needed, kLeastGrowth}));
+  const std::size_t capacity = std::min<std::size_t>(
+      announced_, std::max({2 * message_.size(), needed + ahead, kLeastGrowth}));
   if (needed > static_cast<std::size_t>(accounted_)) {
     const State held = account(capacity, bytes);
     if (held != State::kMore) return held;

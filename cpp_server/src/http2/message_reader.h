@@ -28,8 +28,13 @@ class MessageReader {
   };
 
   // Takes bytes from the front of `data`, up to the end of a message. Whatever is not kMore or
-  // kWhole is final.
-  State feed(std::span<const std::byte>& data, ConnectionBytes& bytes);
+  // kWhole is final. `ahead` bytes that have come with `data` follow it.
+  State feed(std::span<const std::byte>& data, ConnectionBytes& bytes, std::size_t ahead = 0);
+
+  // Memory for the next `most` bytes of a message, or the rest of it, which the system has for the
+  // connection: what is read to there and then fed is not copied. Empty where there is none, or it
+  // is not known yet how long the message is.
+  std::span<std::byte> room(std::size_t most, ConnectionBytes& bytes);
 
   // The message, until `next` or `reset`.
   std::span<const std::byte> message() const { return message_.bytes(); }
@@ -51,7 +56,7 @@ class MessageReader {
   void reset(std::size_t kept_bytes, ConnectionBytes& bytes);
 
  private:
-  State grow(std::size_t now, ConnectionBytes& bytes);
+  State grow(std::size_t now, std::size_t ahead, ConnectionBytes& bytes);
   State account(std::size_t capacity, ConnectionBytes& bytes);
   void settle(ConnectionBytes& bytes);
 

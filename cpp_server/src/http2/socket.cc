@@ -6,9 +6,11 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -101,6 +103,12 @@ std::uint32_t Socket::events(bool reads, bool writes) const {
   return (reads ? std::uint32_t{EPOLLIN} : 0U) | (writes ? std::uint32_t{EPOLLOUT} : 0U);
 }
 
+std::size_t Socket::waiting() const {
+  int bytes = 0;
+  if (tls_ != nullptr || ::ioctl(descriptor_, FIONREAD, &bytes) != 0) return 0;
+  return static_cast<std::size_t>(std::max(bytes, 0));
+}
+
 Moved Socket::read(std::span<std::byte> into) {
   if (tls_ != nullptr) return tls_->read(descriptor_, into);
   while (true) {
@@ -131,6 +139,35 @@ Moved Socket::write(std::span<const std::byte> from) {
     break;
   }
   return moved;
+}
+
+Moved Socket::write(std::span<const iovec> pieces) {
+  Moved moved;
+  if (tls_ != nullptr) {
+    for (const iovec& piece : pieces) {
+      const Moved now =
+          tls_->write(descriptor_, {static_cast<const std::byte*>(piece.iov_base), piece.iov_len});
+      moved.bytes += now.bytes;
+      moved.blocked = now.blocked;
+      moved.ended = now.ended;
+      if (now.bytes < piece.iov_len) break;
+    }
+    return moved;
+  }
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(pieces.data());
+  message.msg_iovlen = pieces.size();
+  while (true) {
+    const ssize_t sent = ::sendmsg(descriptor_, &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent >= 0) {
+      moved.bytes = static_cast<std::size_t>(sent);
+      return moved;
+    }
+    moved.blocked = would_block(errno);
+    moved.ended = !moved.blocked;
+    return moved;
+  }
 }
 
 void Socket::end_writing() {

@@ -4,6 +4,8 @@
 // Contract: owns its descriptor; one thread; nothing blocks.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -66,8 +68,13 @@ class Socket {
   // address. Empty where the system does not say.
   std::string peer_address() const;
 
+  // How many bytes a read would give now; 0 with TLS, where that is not known.
+  std::size_t waiting() const;
+
   Moved read(std::span<std::byte> into);
   Moved write(std::span<const std::byte> from);
+  // One after the other.
+  Moved write(std::span<const iovec> pieces);
 
   // No more will be written; the other side may go on.
   void end_writing();

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <new>
 #include <utility>
 
@@ -155,15 +154,35 @@ struct GrpcChannel::Callbacks {
     return 0;
   }
 
+  // How much of a message the next frame takes; `send_body` sends it.
   static ssize_t read_message(nghttp2_session* /*session*/, std::int32_t /*stream*/,
-                              std::uint8_t* into, std::size_t room, std::uint32_t* flags,
+                              std::uint8_t* /*into*/, std::size_t room, std::uint32_t* flags,
                               nghttp2_data_source* source, void* /*user*/) {
-    Call& call = *static_cast<Call*>(source->ptr);
+    const Call& call = *static_cast<Call*>(source->ptr);
     const std::size_t bytes = std::min(room, call.framed.size() - call.sent);
-    std::memcpy(into, call.framed.data() + call.sent, bytes);
-    call.sent += bytes;
-    if (call.sent == call.framed.size()) *flags |= NGHTTP2_DATA_FLAG_EOF;
+    *flags |= NGHTTP2_DATA_FLAG_NO_COPY;
+    if (call.sent + bytes == call.framed.size()) *flags |= NGHTTP2_DATA_FLAG_EOF;
     return static_cast<ssize_t>(bytes);
+  }
+
+  static int send_body(nghttp2_session* session, nghttp2_frame* frame, const std::uint8_t* head,
+                       std::size_t bytes, nghttp2_data_source* /*source*/, void* user) {
+    GrpcChannel& self = channel(user);
+    if (self.outgoing_.waiting() >= kWriteBytes) return NGHTTP2_ERR_WOULDBLOCK;
+    Call* const call = call_of(session, frame->hd.stream_id);
+    if (call == nullptr) return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;  // it ended: no more of it
+    constexpr std::size_t kHeadBytes = 9;
+    self.outgoing_.append(std::as_bytes(std::span(head, kHeadBytes)));
+    self.outgoing_.refer(call->framed.subspan(call->sent, bytes));
+    call->sent += bytes;
+    return 0;
+  }
+
+  // As much of a message as the server takes in a frame.
+  static ssize_t body_bytes(nghttp2_session* /*session*/, std::uint8_t /*type*/,
+                            std::int32_t /*stream*/, std::int32_t connection_window,
+                            std::int32_t stream_window, std::uint32_t longest, void* /*user*/) {
+    return std::min<ssize_t>({connection_window, stream_window, longest});
   }
 };
 
@@ -293,6 +312,9 @@ void GrpcChannel::connected() {
   nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks.get(), &Callbacks::on_data);
   nghttp2_session_callbacks_set_on_stream_close_callback(callbacks.get(), &Callbacks::on_close);
   nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks.get(), &Callbacks::on_frame);
+  nghttp2_session_callbacks_set_send_data_callback(callbacks.get(), &Callbacks::send_body);
+  nghttp2_session_callbacks_set_data_source_read_length_callback(callbacks.get(),
+                                                                 &Callbacks::body_bytes);
   nghttp2_session* made = nullptr;
   if (nghttp2_session_client_new(&made, callbacks.get(), this) != 0) throw std::bad_alloc();
   session_.reset(made);
@@ -326,7 +348,7 @@ void GrpcChannel::connection_lost() {
   if (socket_.open()) loop_.remove(socket_.descriptor(), *this);
   socket_ = {};
   session_ = nullptr;
-  outgoing_ = {};
+  outgoing_.clear();
   state_ = State::kDown;
   // What is begun now waits for the next connection, with the pause that a refused one has.
   Calls ended;
@@ -376,10 +398,23 @@ void GrpcChannel::on_turn_end() {
   if (session_ != nullptr) send();
 }
 
+// Takes frames from the session until it has none or enough wait to be written. False: it has
+// failed.
+bool GrpcChannel::fill() {
+  while (outgoing_.waiting() < kWriteBytes) {
+    const std::uint8_t* frames = nullptr;
+    const ssize_t bytes = nghttp2_session_mem_send(session_.get(), &frames);
+    if (bytes < 0) return false;
+    if (bytes == 0) return true;
+    outgoing_.append(std::as_bytes(std::span(frames, static_cast<std::size_t>(bytes))));
+  }
+  return true;
+}
+
 void GrpcChannel::send() {
   http2::Moved moved;
   do {
-    if (!outgoing_.fill(*session_, kWriteBytes)) {
+    if (!fill()) {
       connection_lost();
       return;
     }

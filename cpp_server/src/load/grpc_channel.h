@@ -21,6 +21,7 @@
 #include "http2/session.h"
 #include "http2/socket.h"
 #include "load/address.h"
+#include "load/gathered_frames.h"
 
 namespace tessera {
 
@@ -57,7 +58,8 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
   GrpcChannel& operator=(const GrpcChannel&) = delete;
 
   // Begins a call. `framed` is the message with its prefix (see `framed_message`), which must live
-  // until the call has ended; so must `path`, the call's own method, unless that is empty.
+  // as long as the channel, whose socket may take it after the call has ended; `path`, the call's
+  // own method, unless that is empty, must live until the call has ended.
   void call(std::span<const std::byte> framed, const CallTag& tag, std::string_view path = {});
 
   // Called by nghttp2.
@@ -87,6 +89,7 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
   void connected();
   void connection_lost();
   void receive();
+  bool fill();
   void send();
   void submit(Call& call);
   void close_if_left();
@@ -112,7 +115,7 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
   Duration pause_;
   http2::Socket socket_;
   http2::SessionPointer session_;
-  http2::Outgoing outgoing_;
+  GatheredFrames outgoing_;
   Calls active_;  // in the order of their deadlines
   Calls free_;
 };
