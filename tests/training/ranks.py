@@ -8,7 +8,9 @@ imported torch and Tessera and runs nothing.
 
 Gloo on the CPU, unless the environment variable ``TESSERA_TEST_DEVICE`` is ``cuda``: then each
 rank has a GPU of its own and NCCL carries CUDA tensors; tests whose world is larger than the
-number of GPUs are skipped.  `rank_device` says which device a rank works on.
+number of GPUs are skipped.  With ``NCCL_MULTI_RANK_GPU_ENABLE=1`` they are not, and ranks share GPUs,
+which NCCL can from 2.30 on, where CUDA's Multi-Process Service runs.  `rank_device` says which device
+a rank works on.
 """
 
 from __future__ import annotations
@@ -69,7 +71,15 @@ def rank_device() -> torch.device:
     """The device of the rank that asks (called inside a function on a rank; elsewhere: that of the first)."""
     if not uses_cuda():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", _gpu_of(int(os.environ.get("LOCAL_RANK", "0"))))
+
+
+def _share_gpus() -> bool:
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def _gpu_of(local_rank: int) -> int:
+    return local_rank % torch.cuda.device_count() if _share_gpus() else local_rank
 
 
 def whole_on_each_rank(table: Any) -> torch.Tensor:
@@ -106,7 +116,7 @@ def _join(rank: int, world_size: int, store_path: str) -> None:
     )
     torch.set_num_threads(1)
     if uses_cuda():
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(_gpu_of(rank))
         # Sums that do not depend on how a matrix product is cut.
         torch.backends.cuda.matmul.allow_tf32 = False
     torch.distributed.init_process_group(
@@ -302,7 +312,7 @@ def run_on_ranks(
     Raises:
         RankError: the function failed on a rank, or did not return in time.
     """
-    if uses_cuda() and torch.cuda.device_count() < world_size:
+    if uses_cuda() and torch.cuda.device_count() < world_size and not _share_gpus():
         pytest.skip(f"{world_size} ranks need as many GPUs; here are {torch.cuda.device_count()}")
     local = world_size if local_world_size is None else local_world_size
     environment = {"LOCAL_WORLD_SIZE": str(local)}

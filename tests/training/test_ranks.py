@@ -25,7 +25,9 @@ def _fail_on(ranks):
 
 def _wait_for_nobody():
     if dist.get_rank() == 0:
-        dist.all_reduce(torch.ones(1, device=rank_device()))
+        ones = torch.ones(1, device=rank_device())
+        dist.all_reduce(ones)
+        ones.item()  # with NCCL it is here that the host waits
 
 
 def _local_world_size():
