@@ -70,7 +70,8 @@ class SplitsAllToAllAwaitable(Awaitable[list[list[int]]]):
     """Exchanges the sizes of what will be received: an all-to-all of host numbers.
 
     Entry r of each input tensor, ``[W]`` int64, goes to rank r of ``pg``.  ``wait()`` gives per
-    input tensor the ``W`` numbers that were received; there alone the host waits for the device.
+    input tensor the ``W`` numbers that were received; the host waits for them there, and for the device
+    if the tensors are on one.
     """
 
     def __init__(self, input_tensors: list[Tensor], pg: dist.ProcessGroup) -> None:
@@ -121,8 +122,18 @@ def sizes_to_send(
     return rows
 
 
-def _on_device(sizes: list[list[int]], device: torch.device) -> list[Tensor]:
-    return list(torch.tensor(sizes, dtype=torch.int64).to(device, non_blocking=True).unbind())
+def _to_exchange(
+    sizes: list[list[int]], pg: dist.ProcessGroup, device: torch.device
+) -> list[Tensor]:
+    """The sizes as tensors where the ranks exchange them: on the CPU if ``pg`` has a backend for it.
+
+    NCCL's stream holds the collectives of the previous step's vectors and gradients, and sizes that are
+    sent through it arrive after them.  A host that waits for the sizes then has no kernels ready for a
+    device which is done with that step.
+    """
+    backends = (part.partition(":")[0] for part in dist.get_backend_config(pg).split(","))
+    where = torch.device("cpu") if "cpu" in backends else device
+    return list(torch.tensor(sizes, dtype=torch.int64).to(where, non_blocking=True).unbind())
 
 
 class KJTAllToAllTensorsAwaitable(Awaitable[KeyedJaggedTensor]):
@@ -239,7 +250,7 @@ class KJTSplitsAllToAllMeta:
             pg=pg,
             features=features,
             splits=splits,
-            splits_tensors=_on_device(sizes_to_send(features, splits, input_splits), device),
+            splits_tensors=_to_exchange(sizes_to_send(features, splits, input_splits), pg, device),
             input_splits=input_splits,
             input_tensors=features.dist_tensors(),
             labels=features.dist_labels(),
@@ -300,7 +311,7 @@ class KJTAllToAllSplitsAwaitable(Awaitable[KJTAllToAllTensorsAwaitable]):
         )
         sizes = sizes_to_send(input, splits, tensor_splits)
         self._sizes: Awaitable[list[list[int]]] = (
-            SplitsAllToAllAwaitable(_on_device(sizes, device), pg)
+            SplitsAllToAllAwaitable(_to_exchange(sizes, pg, device), pg)
             if pg.size() > 1
             else NoWait(sizes)  # A single rank receives what it sends.
         )
