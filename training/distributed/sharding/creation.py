@@ -221,12 +221,15 @@ def pooled_infos_served_together(
     """
     place = {name: number for number, name in enumerate(table_names)}
     codecs = (qcomm_codecs_registry or {}).get(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name)
+    together_at_all = _encodes_numbers_one_by_one(codecs)
+    sent_as = {name: strategy_of(name).sent_as for name in infos_by_type}
     alike: dict[Hashable, list[ShardingStrategy]] = {}
     for name, infos in infos_by_type.items():
-        strategy = strategy_of(name)
-        sent_as = strategy.sent_as if _encodes_numbers_one_by_one(codecs) else None
-        key = name if sent_as is None else (sent_as, _output_dtype(infos), _fit_fbgemm(infos))
-        alike.setdefault(key, []).append(strategy)
+        key: Hashable = name
+        others = [own for other, own in sent_as.items() if other != name]
+        if together_at_all and sent_as[name] is not None and sent_as[name] in others:
+            key = (sent_as[name], _output_dtype(infos), _fit_fbgemm(infos))
+        alike.setdefault(key, []).append(strategy_of(name))
     together: dict[str, list[EmbeddingShardingInfo]] = {}
     for own in alike.values():
         infos = [info for strategy in own for info in infos_by_type[strategy.name]]
