@@ -37,7 +37,7 @@ def moved_parts(
 
     Args:
         old_parts: by the sharding's name, as they are.
-        infos: likewise, the tables as the other plan places them.
+        infos: by the sharding's name, the tables as the other plan places them.
         make: makes a part, whose tables hold zeros.
         env: who takes part.
         device: where this rank computes.
