@@ -246,6 +246,25 @@ def test_ranks_whose_batches_differ_in_kind_are_told_so():
     run_on_ranks(2, _of_two_kinds)
 
 
+def _sizes_both_ways():
+    rank, world, device = dist.get_rank(), dist.get_world_size(), rank_device()
+    rows = torch.arange(3 * world, device=device).view(3, world) + 100 * rank
+    return [
+        dist_data.SplitsAllToAllAwaitable(sizes, dist.group.WORLD).wait()
+        for sizes in (list(rows), rows)
+    ]
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("world", WORLDS)
+def test_sizes_are_exchanged_from_a_list_or_from_the_rows_of_one_tensor(world):
+    for rank, found in enumerate(run_on_ranks(world, _sizes_both_ways)):
+        expected = [
+            [100 * sender + row * world + rank for sender in range(world)] for row in range(3)
+        ]
+        assert found == [expected, expected]
+
+
 def test_batches_of_one_kind_are_described():
     bags = [[[(3, 0.5)]]]
     kinds = [

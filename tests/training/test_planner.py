@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig
+from tessera.training import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+)
+from tessera.training.distributed.embedding import EmbeddingCollectionSharder
 from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tessera.training.distributed.plan.shard_sizes import TableToCut
 from tessera.training.distributed.planner import (
@@ -19,12 +25,13 @@ from tessera.training.distributed.planner import (
     PlannerError,
     PlannerErrorType,
     Topology,
+    constants,
     load_plan,
     measure_bandwidths,
     save_picture,
     save_plan,
 )
-from tessera.training.distributed.planner.constants import GIB, WAY_MS_ON_CPU
+from tessera.training.distributed.planner.constants import GIB, WAY_MS_ON_CPU, WAY_MS_ON_GPU
 from tessera.training.distributed.planner.partitioners import (
     GreedyPerfPartitioner,
     MemoryBalancedPartitioner,
@@ -41,6 +48,7 @@ from tessera.training.distributed.planner.storage_reservations import (
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
 )
+from tessera.training.distributed.planner.types import per_rank
 from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.types import ModuleSharder, ShardingType
 
@@ -207,23 +215,114 @@ def test_uvm_is_taken_only_where_device_memory_runs_out():
     assert tight.plan[""]["t0"].compute_kernel in {"fused_uvm", "fused_uvm_caching"}
 
 
+TW, CW, RW, DP = "table_wise", "column_wise", "row_wise", "data_parallel"
+
+
 @pytest.mark.parametrize(
-    ("ranks", "device", "ways"), [(2, "cpu", 2), (1, "cpu", 0), (2, "cuda", 0)]
+    ("ranks", "device", "kinds", "ways"),
+    [
+        (2, "cpu", [TW, RW, TW, RW], 2),
+        (2, "cuda", [TW, RW, TW, RW], 2),
+        (1, "cpu", [TW, TW, TW, TW], 0),
+        (1, "cuda", [TW, DP, TW, DP], 0),
+        # Served by one sharding.
+        (2, "cpu", [TW, CW, TW, CW], 1),
+        (2, "cuda", [TW, CW, TW, CW], 1),
+        (2, "cuda", [TW, CW, RW, CW], 2),
+        # Copies have a lookup and an exchange of gradients of their own; on CPUs they do not count.
+        (2, "cpu", [TW, DP, TW, DP], 1),
+        (2, "cuda", [TW, DP, TW, DP], 2),
+        (2, "cuda", [TW, DP, RW, CW], 3),
+        # Nothing is saved by turning the last other table into copies.
+        (2, "cpu", [DP, DP, DP, DP], 1),
+        (2, "cuda", [DP, DP, DP, DP], 2),
+    ],
 )
-def test_each_way_of_a_module_costs_its_fixed_part_on_ranks_of_cpus(ranks, device, ways):
-    model = tables(*[(1000, 8)] * 4)
+def test_each_way_of_a_module_costs_its_fixed_part_on_several_ranks(ranks, device, kinds, ways):
+    model = tables(*[(1000, 64)] * 4)
     topology = Topology(ranks, device)
     options = EmbeddingEnumerator(topology, 16).enumerate(model, [PlannedTables()])
     proposal = [
         next(o for o in options if (o.name, o.sharding_type) == (f"t{i}", kind))
-        for i, kind in enumerate(["table_wise", "row_wise" if ranks > 1 else "table_wise"] * 2)
+        for i, kind in enumerate(kinds)
     ]
     plan = GreedyPerfPartitioner().partition(proposal, topology)
     times = [0.0] * ranks
     for shard in (shard for option in plan for shard in option.shards):
         times[shard.place] += shard.time.total
-    expected = max(times) + ways * WAY_MS_ON_CPU
+    way_ms = {"cpu": WAY_MS_ON_CPU, "cuda": WAY_MS_ON_GPU}[device]
+    expected = max(times) + ways * way_ms
     assert NoopPerfModel(topology).rate(plan) == pytest.approx(expected, rel=1e-12)
+
+
+class OneOf(nn.Module):
+    """Modules of one table each, pooled or not."""
+
+    def __init__(self, *, pooled):
+        super().__init__()
+        kind, config = (
+            (EmbeddingBagCollection, EmbeddingBagConfig)
+            if pooled
+            else (EmbeddingCollection, EmbeddingConfig)
+        )
+        self.tables = kind(
+            device=torch.device("meta"),
+            tables=[config(1000, 64, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(2)],
+        )
+
+
+@pytest.mark.parametrize(("pooled", "ways"), [(True, 1), (False, 2)])
+def test_only_pooled_tables_are_cut_by_columns_and_not_in_one_way(pooled, ways):
+    topology = Topology(2, "cuda")
+    sharders = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+    options = EmbeddingEnumerator(topology, 16).enumerate(OneOf(pooled=pooled), sharders)
+    proposal = [
+        next(
+            o
+            for o in options
+            if (o.name, o.sharding_type, o.compute_kernel) == (f"t{i}", kind, "fused")
+        )
+        for i, kind in enumerate([TW, CW])
+    ]
+    plan = GreedyPerfPartitioner().partition(proposal, topology)
+    slowest = max(per_rank(plan, 2, lambda shard: shard.time.total))
+    assert NoopPerfModel(topology).rate(plan) == pytest.approx(slowest + ways * WAY_MS_ON_GPU)
+
+
+# The tables of Criteo Kaggle.
+CRITEO = (
+    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
+    *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
+)
+
+
+def planned_for_gpus(batch_size, *, between, monkeypatch, way_ms=None):
+    """The kinds of the tables on two GPUs, and the estimate of the slower one without fixed parts."""
+    if way_ms is not None:
+        monkeypatch.setattr(constants, "WAY_MS_ON_GPU", way_ms)
+    topology = Topology(2, "cuda", local_world_size=2, intra_host_bw=between)
+    maker = EmbeddingShardingPlanner(topology, batch_size=batch_size)
+    model = tables(*[(rows, 128) for rows in CRITEO])
+    plan = maker.plan(model, [EmbeddingBagCollectionSharder()])
+    times = per_rank(maker.report.best, 2, lambda shard: shard.time.total)
+    return {where.sharding_type for where in plan.plan[""].values()}, max(times)
+
+
+@pytest.mark.parametrize("batch_size", [2048, 8192])
+def test_small_gains_do_not_cut_a_module_in_more_ways_on_gpus(batch_size, monkeypatch):
+    kinds, slowest = planned_for_gpus(batch_size, between=450e9, monkeypatch=monkeypatch)
+    mixed, least = planned_for_gpus(batch_size, between=450e9, monkeypatch=monkeypatch, way_ms=0.0)
+    assert kinds <= {TW, CW}
+    assert DP in mixed
+    # What is given up is less than the fixed part of the one way that is saved.
+    assert least < slowest < least + WAY_MS_ON_GPU
+
+
+def test_large_gains_still_do(monkeypatch):
+    kinds, slowest = planned_for_gpus(32768, between=50e9, monkeypatch=monkeypatch)
+    assert DP in kinds
+    assert kinds - {DP}
+    assert slowest > WAY_MS_ON_GPU
 
 
 def test_small_tables_on_cpus_are_cut_in_one_way():

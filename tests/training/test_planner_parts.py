@@ -414,7 +414,9 @@ def test_units():
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_other_ways_for_tables_of_the_busiest_rank_make_a_better_plan(seed):
+def test_other_ways_for_tables_of_the_busiest_rank_make_a_better_plan(seed, monkeypatch):
+    # What is asked is how much better the estimates get, which ways add to in equal parts.
+    monkeypatch.setattr(constants, "WAY_MS_ON_GPU", 0.0)
     draw = random.Random(seed)
     sizes = [
         (draw.choice([1000, 30_000, 300_000]), draw.choice([32, 64, 128, 256])) for _ in range(12)

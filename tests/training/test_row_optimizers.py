@@ -1,6 +1,7 @@
 """Torch optimizers of ours against the row-at-a-time reference, and in the backward pass."""
 
 import copy
+import dataclasses
 import pickle
 
 import pytest
@@ -14,6 +15,7 @@ from tessera.training.optim.apply_optimizer_in_backward import (
     fused_params_of,
 )
 from tessera.training.optim.fused import EmbOptimType, FusedParams
+from tessera.training.optim.row_updates import HyperParameters
 from tessera.training.optim.rowwise_adagrad import RowWiseAdagrad
 from tests.training.optimizer_reference import STATES, new_states, update_row
 
@@ -296,3 +298,15 @@ def test_row_wise_adagrad_takes_sparse_gradients():
             table(torch.tensor(ids)).square().sum().backward()
             optimizer.step()
     torch.testing.assert_close(tables[0].weight, tables[1].weight, rtol=0, atol=0)
+
+
+def test_numbers_of_a_group_are_taken_over_where_they_differ():
+    known = HyperParameters(lr=0.1, beta1=0.8, beta2=0.99)
+    assert known.read({"lr": 0.1, "eps": known.eps, "betas": (0.8, 0.99), "params": []}) is known
+    assert known.read({"lr": 0.1}) is known
+    for group, changed in (
+        ({"lr": 0.2}, {"lr": 0.2}),
+        ({"betas": (0.8, 0.9)}, {"beta2": 0.9}),
+        ({"betas": (0.7, 0.99), "weight_decay": 1}, {"beta1": 0.7, "weight_decay": 1.0}),
+    ):
+        assert known.read(group) == dataclasses.replace(known, **changed)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera.training import (
     EmbeddingBagCollection,
@@ -11,6 +12,8 @@ from tessera.training import (
     PoolingType,
 )
 from tessera.training.distributed import sharding_plan
+from tessera.training.distributed.collections.pooled_output import PooledOutput
+from tessera.training.distributed.comm.alltoall_pooled import All2AllPooledInfo
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.embedding_sharding import EmbeddingShardingContext
 from tessera.training.distributed.embeddingbag import (
@@ -19,6 +22,7 @@ from tessera.training.distributed.embeddingbag import (
     create_embedding_bag_sharding,
     create_sharding_infos_by_sharding,
 )
+from tessera.training.distributed.sharding.interfaces import OutputColumns, Part
 from tessera.training.distributed.travel.bucketize import bucketize_kjt_before_all2all
 from tessera.training.distributed.types import ParameterSharding, ShardingEnv
 from tests.training.ranks import rank_device, run_on_ranks
@@ -136,6 +140,54 @@ def test_columns_change_places_and_back():
     assert torch.equal(order.split(expected), flat)
     assert order.join(flat[:0], 0).shape == (0, 9)
     assert order.split(expected[:0]).shape == (0,)
+
+
+class Calls(TorchDispatchMode):
+    """Notes which operators are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_gradient_that_is_a_part_of_another_goes_back_without_a_copy_of_it():
+    order = ColumnOrder([2, 3], [(1, 0, 2), (0, 0, 2), (1, 2, 1)])
+    info = All2AllPooledInfo([4, 4], [2, 3], None, None, order=order)
+    gradient = torch.randn(4, 9)[:, 3:8]
+    with Calls() as calls:
+        flat = info.lay_out_gradient((gradient,))
+    assert "aten::clone" not in calls.names
+    assert torch.equal(flat, order.split(gradient.contiguous()))
+    assert torch.equal(order.join(flat, 4), gradient)
+
+
+def test_outputs_of_two_dtypes_are_converted_once_each_and_not_piece_by_piece():
+    names = list("abcdefgh")
+    parts = [
+        [Part(f"f_{name}", OutputColumns(name, 0, 2)) for name in own] for own in ("aceg", "bdfh")
+    ]
+    output = PooledOutput(names, [2] * 8, parts)
+    narrow = torch.randn(3, 8).bfloat16().requires_grad_()
+    wide = torch.randn(3, 8, requires_grad=True)
+    weight = torch.randn(3, 16)
+    with Calls() as calls:
+        joined = output.join([narrow, wide]).values()
+        (joined * weight).sum().backward()
+    assert calls.names.count("aten::_to_copy") == 2  # there and back
+    assert joined.dtype == torch.float32
+
+    def of(first):
+        """Every other pair of columns."""
+        return [column for pair in range(first, 16, 4) for column in (pair, pair + 1)]
+
+    assert torch.equal(joined[:, of(0)], narrow.float())
+    assert torch.equal(joined[:, of(2)], wide)
+    assert torch.equal(narrow.grad, weight[:, of(0)].bfloat16())
+    assert torch.equal(wide.grad, weight[:, of(2)])
 
 
 def test_a_batch_that_varies_per_feature_needs_no_process_group():

@@ -6,10 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera.training import KeyedJaggedTensor
 from tessera.training.fbgemm import import_training_tables
 from tessera.training.sparse.exchange import permute_segments
+from tessera.training.sparse.layout import lengths_to_offsets
 from tests.training.jagged_strategies import quick
 
 KEYS = ["a", "b"]
@@ -126,3 +128,44 @@ def test_segments_move_whole(segments, random):
     sizes = torch.tensor([len(segment) for segment in segments], dtype=torch.int32)
     moved = permute_segments(flat, sizes, torch.tensor(order, dtype=torch.int32))
     assert moved.tolist() == [i for place in order for i in segments[place]]
+
+
+@pytest.mark.parametrize("with_fbgemm", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("lengths", [[], [3], [2, 0, 5], [2**31 - 1, 2**31 - 1, 1]])
+def test_offsets_are_int64_and_exact(lengths, dtype, with_fbgemm, monkeypatch):
+    import_training_tables()
+    if not with_fbgemm:
+        monkeypatch.delitem(sys.modules, "fbgemm_gpu")
+    offsets = lengths_to_offsets(torch.tensor(lengths, dtype=dtype))
+    assert offsets.dtype == torch.int64
+    assert offsets.tolist() == [0, *(sum(lengths[: n + 1]) for n in range(len(lengths)))]
+
+
+def test_offsets_take_one_operator_where_fbgemm_is():
+    import_training_tables()
+    called = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            called.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    lengths = torch.ones(4, dtype=torch.int64)
+    with Calls():
+        lengths_to_offsets(lengths)
+    assert called == ["fbgemm::asynchronous_complete_cumsum"]
+
+
+def test_pinned_copies_know_the_bounds_of_their_keys(monkeypatch):
+    """So that a GPU need not be asked for them; page-locked memory itself is of hosts with one."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    lengths = torch.tensor([1, 0, 2, 1], dtype=torch.int32)
+    whole = KeyedJaggedTensor(KEYS, torch.arange(4), lengths=lengths)
+    assert whole.offset_per_key_or_none() is None
+    moved = whole.pin_memory().to(torch.device("cpu"), non_blocking=True)
+    assert moved.offset_per_key_or_none() == [0, 1, 4]
+    assert torch.equal(moved.lengths(), lengths)
+    # Those that are built and never looked up are pinned too.
+    assert KeyedJaggedTensor(KEYS, torch.arange(4)).pin_memory().values().tolist() == [0, 1, 2, 3]
+    assert KeyedJaggedTensor.empty().pin_memory().keys() == []

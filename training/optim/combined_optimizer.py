@@ -8,7 +8,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from tessera.training.optim.keyed_optimizer import KeyedOptimizer, State, check_group_count
+from tessera.training.optim.keyed_optimizer import (
+    KeyedOptimizer,
+    State,
+    grouped_as_here,
+    names_per_group,
+)
 from tessera.training.optim.steps import refuse_unknown, value_of
 
 
@@ -120,7 +125,12 @@ class CombinedOptimizer(KeyedOptimizer):
         has_groups = "param_groups" in state_dict
         groups = list(state_dict.get("param_groups", []))
         if has_groups:
-            check_group_count(groups, self.param_groups)
+            there = [
+                {_join(prefix, name) for name in names}
+                for prefix, optim in self._optims
+                for names in names_per_group(optim)
+            ]
+            groups = grouped_as_here(groups, there)
         for prefix, optim in self._optims:
             own, groups = groups[: len(optim.param_groups)], groups[len(optim.param_groups) :]
             short = {_join(prefix, name): name for name in optim.params}

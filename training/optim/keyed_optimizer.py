@@ -170,7 +170,7 @@ class KeyedOptimizer(Optimizer):
         refuse_unknown(state_dict["state"], self.params)
         saved_groups = state_dict.get("param_groups")
         if saved_groups is not None:
-            check_group_count(saved_groups, self.param_groups)
+            saved_groups = grouped_as_here(saved_groups, names_per_group(self))
         for name, saved in state_dict["state"].items():
             self._load_parameter(name, saved)
         names = self._names()
@@ -202,14 +202,46 @@ class KeyedOptimizer(Optimizer):
                 )
 
 
-def check_group_count(saved: Sequence[Any], there: Sequence[Any]) -> None:
-    """Check that a state has as many groups as the optimizer.
+def names_per_group(optimizer: KeyedOptimizer) -> list[set[str]]:
+    """The names of each group's parameters."""
+    names = {parameter: name for name, parameter in optimizer.params.items()}
+    return [{names[parameter] for parameter in group["params"]} for group in optimizer.param_groups]
+
+
+def grouped_as_here(
+    saved: Sequence[dict[str, Any]], there: Sequence[set[str]]
+) -> list[dict[str, Any]]:
+    """The groups of a state, one for each group of the optimizer, in its order.
+
+    Tables that one operator serves are a group.  A state has more groups than the optimizer, or other
+    places for them, where it was saved with table-wise and column-wise tables in operators of their own,
+    which are in one now.  Groups that are parts of one count as one, if they have the same settings.
+    A state with as many groups and other parameters is returned as it is.
+
+    Args:
+        saved: groups of a state, with names for ``params``.
+        there: the names in each of the optimizer's groups.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the state has another number of groups, and they are not parts of these.
     """
-    if len(saved) != len(there):
+    if [set(group["params"]) for group in saved] == list(there):
+        return list(saved)
+    left, joined = list(saved), []
+    for names in there:
+        parts = [group for group in left if names.issuperset(group["params"])]
+        parts = [group for group in parts if group["params"]] if names else parts[:1]
+        settings = [{**group, "params": None} for group in parts]
+        params = [name for group in parts for name in group["params"]]
+        if not parts or set(params) != names or any(own != settings[0] for own in settings):
+            break
+        left = [group for group in left if all(group is not part for part in parts)]
+        joined.append({**settings[0], "params": params})
+    if left or len(joined) < len(there):
+        if len(saved) == len(there):
+            return list(saved)
         raise ValueError(f"the state has {len(saved)} parameter groups, the optimizer {len(there)}")
+    return joined
 
 
 def _copy_shards(what: str, source: ShardedTensor, target: ShardedTensor) -> None:

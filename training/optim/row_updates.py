@@ -78,9 +78,13 @@ class HyperParameters:
         """The same with the numbers that a parameter group has; itself where they are equal."""
         names = ("lr", "eps", "weight_decay", *_LARS)
         found: dict[str, Any] = {name: float(group[name]) for name in names if name in group}
-        beta1, beta2 = group.get("betas", (self.beta1, self.beta2))
-        now = replace(self, beta1=float(beta1), beta2=float(beta2), **found)
-        return self if now == self else now
+        if "betas" in group:
+            beta1, beta2 = group["betas"]
+            found |= {"beta1": float(beta1), "beta2": float(beta2)}
+        # In every lookup, so nothing is made where nothing has changed.
+        if all(getattr(self, name) == value for name, value in found.items()):
+            return self
+        return replace(self, **found)
 
 
 _BETAS = ("beta1", "beta2")

@@ -292,7 +292,13 @@ class Exchangeable(KeyedBags):
         return built
 
     def pin_memory(self) -> Self:
-        """The same bags in page-locked memory, for fast asynchronous copies to a GPU."""
+        """The same bags in page-locked memory, for fast asynchronous copies to a GPU.
+
+        The bounds of the keys' ids are worked out here, where the lengths can be read at once; the copies
+        know them.  Whoever sends ids between ranks would have to wait for the device to learn them.
+        """
+        if is_strict() and (self._lengths is not None or self._offsets is not None):
+            self.offset_per_key()
         fields = self.weights_or_none(), self.lengths_or_none(), self.offsets_or_none()
         weights, lengths, offsets = (
             None if field is None else field.pin_memory() for field in fields

@@ -1,6 +1,7 @@
 """EmbeddingBagCollection whose tables are spread over ranks, and the sharder that makes it.
 
-A batch goes three ways, one per sharding type that the plan uses: ids travel (`input_dist`), are
+A batch goes the same way in every sharding, of which there is one per sharding type that the plan uses
+(table-wise and column-wise tables have one in common): ids travel (`input_dist`), are
 looked up where their rows are (`compute`), and vectors travel back (`output_dist`).  See
 `tessera.training.distributed.sharding`.
 

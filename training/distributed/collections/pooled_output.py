@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import groupby
 
 import torch
@@ -127,7 +128,8 @@ class PooledOutput:
         return widths, piece_of
 
     def join(self, outputs: Sequence[Tensor]) -> KeyedTensor:
-        """The output of the collection, of ``[B, D]`` of each sharding."""
+        """The output of the collection, of ``[B, D]`` of each sharding, in the widest of their dtypes."""
+        outputs = _in_one_dtype(outputs)
         if len(self._pieces) == 1:
             values = outputs[0]
         elif len(self._pieces) == len(outputs):
@@ -175,6 +177,18 @@ class PooledOutput:
                 raise KeyError(f"inverse_indices has no feature {feature!r}; it has {keys}")
             columns.append(pieces[sharding][place].index_select(0, bags_FB[row_of[feature]]))
         return KeyedTensor(self._names, self._dims, torch.cat(columns, dim=1))
+
+
+def _in_one_dtype(outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors in the dtype that their concatenation has.
+
+    A concatenation of pieces that differ would convert each piece by itself, and so would its gradient.
+    """
+    dtypes = [output.dtype for output in outputs]
+    if len(set(dtypes)) <= 1:
+        return outputs
+    common = reduce(torch.promote_types, dtypes)
+    return [output.to(common) for output in outputs]
 
 
 def construct_output_kt(

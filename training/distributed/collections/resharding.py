@@ -1,7 +1,7 @@
 """Moves the tables of a sharded collection to where another plan puts them, while it is trained.
 
-What is not changed is left alone: a sharding type keeps its lookups, its memory and its communication
-unless one of its tables changes.  Of the other types new ones are built, and filled from the old
+What is not changed is left alone: a sharding keeps its lookups, its memory and its communication unless
+one of its tables changes or others come to it.  In place of the other shardings new ones are built, and filled from the old
 (`tessera.training.distributed.collections.shard_moves`).  Then the collection takes them into use.
 """
 
@@ -36,8 +36,8 @@ def moved_parts(
     """The parts of a collection under another plan, with all that the old ones hold; every rank calls it.
 
     Args:
-        old_parts: by sharding type, as they are.
-        infos: by sharding type, the tables as the other plan places them.
+        old_parts: by the sharding's name, as they are.
+        infos: by the sharding's name, the tables as the other plan places them.
         make: makes a part, whose tables hold zeros.
         env: who takes part.
         device: where this rank computes.

@@ -34,6 +34,7 @@ from tessera.training.distributed.plan.sharded_module import (
 )
 from tessera.training.distributed.sharding.creation import (
     create_sharding_infos_by_sharding,
+    pooled_infos_served_together,
     tables_of,
 )
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
@@ -215,14 +216,19 @@ class ShardedCollection(
     def _infos_of(
         self, plan: Mapping[str, ParameterSharding]
     ) -> dict[str, list[EmbeddingShardingInfo]]:
-        return create_sharding_infos_by_sharding(
-            self._origin.plain,
+        plain = self._origin.plain
+        by_type = create_sharding_infos_by_sharding(
+            plain,
             plan,
             fused_params=self._origin.fused_params,
             world_size=self._env.world_size,
             device=self._device,
             has_feature_processor=self._origin.feature_processor is not None,
         )
+        if self._is_sequence:
+            return by_type
+        names = list(tables_of(plain.get_submodule(self._holder)))
+        return pooled_infos_served_together(by_type, names, self._origin.codecs)
 
     def _part(self, kind: str, infos: list[EmbeddingShardingInfo]) -> ShardingPart:
         return ShardingPart.made(
@@ -288,8 +294,9 @@ class ShardedCollection(
                 not fit, a table whose ordinary parameters an optimizer of the user's trains, or one
                 whose trained rows are being tracked.
 
-        Memory: until it is done, the old and the new shards of all tables whose sharding type has a
-        changed table; and what this rank sends and receives of them.
+        Memory: until it is done, the old and the new shards of all tables whose sharding has a changed
+        table; and what this rank sends and receives of them.  Pooled tables that are table-wise and
+        column-wise have one sharding.
         """
         if env is not None and env.sharding_pg is not self._env.sharding_pg:
             raise UserError(
@@ -321,7 +328,10 @@ class ShardedCollection(
 
     @property
     def shardings(self) -> Mapping[str, TableSharding]:
-        """Return the shardings by sharding type."""
+        """Return the shardings by sharding type.
+
+        One that serves tables of several types is there once, see `pooled_infos_served_together`.
+        """
         return self._shardings
 
     @property

@@ -1,4 +1,4 @@
-"""The tables of a collection that share a sharding type, with all that serves them."""
+"""The tables of a collection that share a sharding, with all that serves them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tessera.training.distributed.tables.interfaces import BaseGroupedFeaturePro
 
 @dataclass(frozen=True)
 class ShardingPart:
-    """Holds what serves the tables of one sharding type.
+    """Holds what serves the tables of one sharding.
 
     Attributes:
         infos: the tables, and where the plan puts them.
@@ -55,7 +55,7 @@ class ShardingPart:
         is_sequence: bool,
         feature_processor: BaseGroupedFeatureProcessor | None,
     ) -> ShardingPart:
-        """The part of a sharding type; its tables hold zeros.
+        """The part of a sharding that works as type ``kind`` does; its tables hold zeros.
 
         Raises:
             ValueError: a plan that does not fit the tables or the ranks.

@@ -82,9 +82,9 @@ class All2AllPooledInfo(AllToAll, steps=("All2All_Pooled_Req", "All2All_Pooled_W
 
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Columns go back to the ranks whose tables they are of."""
-        gradient = gradients[0].contiguous()
         if self.order is not None:
-            return self.order.split(gradient)
+            return self.order.split(gradients[0])
+        gradient = gradients[0].contiguous()
         dims, bounds = self.dim_sum_per_rank_tensor, self.cumsum_dim_sum_per_rank_tensor
         some_everywhere = all(self.dim_sum_per_rank) and gradient.size(0) > 0
         if gradient.is_cuda and dims is not None and bounds is not None and some_everywhere:

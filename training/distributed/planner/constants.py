@@ -98,7 +98,16 @@ WAY_MS_ON_CPU = 2.0
 """What a module's step on ranks of CPUs takes for each way in which it cuts tables, however little they hold: every way
 has exchanges and lookups of its own.  Measured with two ranks, gloo and four tables of 1,000 rows, 16 samples a rank: the fastest
 of 150 steps took 2.2 ms table-wise, 4.6 with column-wise tables beside, 3.6 with row-wise ones, 5.2 with all three (Intel Xeon,
-2026-11-27)."""
+2026-11-27).  Column-wise tables had a sharding of their own then; table-wise ones serve them with theirs since, and these steps take 5
+and 11% more than table-wise ones alone where they took 41 and 90% more (the fastest of 400, twice in turns, 2026-12-01)."""
+
+WAY_MS_ON_GPU = 0.5
+"""What a module's step on several GPUs is taken to need for each way in which it cuts tables, however little they hold:
+a way's lookup, exchanges and backward pass are some hundred calls of the host, for which a GPU with little to do waits.
+In a trace of one of two ranks (H200, 2,048 samples a rank, 26 tables in three ways, 2026-12-01) the calls of a way took 2 to 3 ms of
+the host; the step took 19.7 ms, and 8.8 without the profiler.  The host's time counts only as far as the GPU waits for it, so about
+half of what remains without the profiler is taken.  Of two plans, one with fewer ways is preferred if its estimate is worse by less
+than this for each way that it saves."""
 
 _UVM_SHARE = 0.1
 """A GPU that reads single rows from host memory reaches this share of the bus's bandwidth."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torch.distributed.remote_device import _remote_device
 
-from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
 from tessera.training.distributed.sharding.embedding_sharding import (
@@ -20,7 +21,10 @@ from tessera.training.distributed.sharding.embedding_sharding import (
     TableSharding,
 )
 from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
-from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.sharding.registry import ShardingStrategy, strategy_of
+from tessera.training.distributed.tables.grouped_lookup import output_dtype_of
+from tessera.training.distributed.tables.kernels.choice import FBGEMM_COLUMNS_MULTIPLE
+from tessera.training.distributed.tables.table_shards import kernel_named
 from tessera.training.modules.embedding_configs import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
@@ -163,6 +167,75 @@ def create_sharding_infos_by_sharding(
             EmbeddingShardingInfo(config, placement, parameter, settings)
         )
     return by_type
+
+
+def _output_dtype(infos: Sequence[EmbeddingShardingInfo]) -> torch.dtype:
+    """The type in which the vectors of tables travel that are sent together."""
+    kinds = (
+        output_dtype_of(
+            kernel_named(info.embedding_config.name, info.param_sharding.compute_kernel),
+            info.embedding_config.data_type,
+            info.fused_params,
+        )
+        for info in infos
+    )
+    return reduce(torch.promote_types, kinds)
+
+
+def _fit_fbgemm(infos: Sequence[EmbeddingShardingInfo]) -> bool:
+    """Whether the widths of all shards are such that FBGEMM's operators take them."""
+    specs = [info.param_sharding.sharding_spec for info in infos]
+    shards = [
+        shard for spec in specs if isinstance(spec, EnumerableShardingSpec) for shard in spec.shards
+    ]
+    return not any(shard.shard_sizes[1] % FBGEMM_COLUMNS_MULTIPLE for shard in shards)
+
+
+def _encodes_numbers_one_by_one(codecs: QuantizedCommCodecs | None) -> bool:
+    """Whether what becomes of a number on its way does not depend on its neighbours."""
+    return codecs is None or codecs.forward.row_dim == codecs.backward.row_dim == 1
+
+
+def pooled_infos_served_together(
+    infos_by_type: Mapping[str, Sequence[EmbeddingShardingInfo]],
+    table_names: Sequence[str],
+    qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+) -> dict[str, list[EmbeddingShardingInfo]]:
+    """The tables of a pooled collection, by the sharding that serves them.
+
+    A sharding has a lookup, an exchange of ids and two of vectors in every step, and each of them costs
+    the same time of the host for one table as for many.  A table-wise table is a column-wise one with a
+    single block of all columns, so one sharding serves both: tables of all types whose strategies are
+    alike in what travels (`ShardingStrategy.sent_as`).  It has the name of the type that is listed last
+    (`ShardingStrategy.preference`): of table-wise and column-wise tables ``column_wise``.
+
+    What is computed is the same: vectors are sent as they are, and each row is updated by itself.
+    Therefore types stay apart whose vectors travel in different dtypes, or of which one has shards that
+    FBGEMM's operators do not take; and so do all where a codec of ``qcomm_codecs_registry`` encodes
+    several numbers together.
+
+    Args:
+        infos_by_type: as `create_sharding_infos_by_sharding` gives them.
+        table_names: of the collection, in its order, in which the tables of a sharding come too.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    """
+    place = {name: number for number, name in enumerate(table_names)}
+    codecs = (qcomm_codecs_registry or {}).get(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name)
+    together_at_all = _encodes_numbers_one_by_one(codecs)
+    sent_as = {name: strategy_of(name).sent_as for name in infos_by_type}
+    alike: dict[Hashable, list[ShardingStrategy]] = {}
+    for name, infos in infos_by_type.items():
+        key: Hashable = name
+        others = [own for other, own in sent_as.items() if other != name]
+        if together_at_all and sent_as[name] is not None and sent_as[name] in others:
+            key = (sent_as[name], _output_dtype(infos), _fit_fbgemm(infos))
+        alike.setdefault(key, []).append(strategy_of(name))
+    together: dict[str, list[EmbeddingShardingInfo]] = {}
+    for own in alike.values():
+        infos = [info for strategy in own for info in infos_by_type[strategy.name]]
+        serving = max(own, key=lambda strategy: strategy.preference)
+        together[serving.name] = sorted(infos, key=lambda info: place[info.embedding_config.name])
+    return together
 
 
 def create_embedding_bag_sharding(  # noqa: PLR0917 - the signature TorchRec users know

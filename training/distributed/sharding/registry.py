@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum, unique
 from functools import cache
@@ -114,6 +114,18 @@ class ShardingStrategy:
             return ShardingType.DATA_PARALLEL
         known = {kind.value: kind for kind in ShardingType}
         return known.get(self.name)
+
+    @property
+    def sent_as(self) -> Hashable | None:
+        """Equal for strategies whose pooled tables one sharding can serve; None: no others' tables.
+
+        They have the same teams and the same ways there and back.  Where parts of bags or gradients of
+        copies are added up between ranks, the sums may depend on what else is added in the same call,
+        so those are served by themselves.
+        """
+        if self.replicated or self.splits_bags:
+            return None
+        return self.teams, self.ids, self.pooled
 
 
 _REGISTERED: dict[str, ShardingStrategy] = {}

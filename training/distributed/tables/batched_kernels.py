@@ -247,7 +247,9 @@ class FusedKernel(Kernel, FusedOptimizerModule):
         return self._tables.states
 
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
-        self._hyper = self._hyper.read(self._optimizer.param_groups[0])
+        hyper = self._hyper.read(self._optimizer.param_groups[0])
+        if hyper is not self._hyper:  # setting an attribute of a module takes its time
+            self._hyper = hyper
         vectors = self._tables.look_up(bags, self._hyper)
         return vectors if vectors.dtype is self._output_dtype else vectors.to(self._output_dtype)
 

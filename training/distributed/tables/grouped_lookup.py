@@ -29,19 +29,28 @@ from tessera.training.distributed.tables.kernels.bags import OUTPUT_DTYPES, STOR
 from tessera.training.distributed.tables.kernels.choice import FBGEMM_LOCATIONS
 from tessera.training.distributed.tables.shard_state import load_tables, table_values
 from tessera.training.distributed.tables.table_shards import (
+    EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
+from tessera.training.modules.embedding_configs import DataType
 from tessera.training.optim.fused import FusedParams
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+def output_dtype_of(
+    kernel: EmbeddingComputeKernel, data_type: DataType, fused_params: dict[str, Any] | None
+) -> torch.dtype:
+    """The dtype of the vectors of tables: of fused ones the chosen one, of others the tables' own."""
+    if kernel in FBGEMM_LOCATIONS:
+        return OUTPUT_DTYPES[FusedParams.from_dict(fused_params or {}).output_dtype]
+    return STORED_DTYPES[data_type]
 
 
 def common_output_dtype(configs: Iterable[GroupedEmbeddingConfig]) -> torch.dtype:
     """A dtype for the vectors of all groups; float32 for none."""
     dtypes = [
-        OUTPUT_DTYPES[FusedParams.from_dict(config.fused_params or {}).output_dtype]
-        if config.compute_kernel in FBGEMM_LOCATIONS
-        else STORED_DTYPES[config.data_type]
+        output_dtype_of(config.compute_kernel, config.data_type, config.fused_params)
         for config in configs
     ]
     return reduce(torch.promote_types, dtypes) if dtypes else torch.float32

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.travel.kjt_all_to_all import (
@@ -54,6 +56,12 @@ class KJTListAwaitable(Awaitable[KJTList]):
         for context, received in _with_contexts(self.ctx, features):
             context.take_features(received)
         return KJTList(features)
+
+
+def _in_rows(sizes: Sequence[Sequence[Tensor] | Tensor]) -> Tensor:
+    """The sizes of several shardings below one another."""
+    rows = [own if isinstance(own, Tensor) else torch.stack(list(own)) for own in sizes]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _tensors_begun(
@@ -113,13 +121,14 @@ class FusedKJTListSplitsAwaitable(Awaitable[list[KJTListAwaitable]], Generic[C])
         super().__init__()
         self._requests, self._contexts = list(requests), list(contexts)
         sizes = [
-            tensor
+            part.splits_tensors
             for request in requests
             for part in request.awaitables
             if isinstance(part, KJTSplitsAllToAllMeta)
-            for tensor in part.splits_tensors
         ]
-        self._sizes = SplitsAllToAllAwaitable(sizes, pg) if sizes and pg is not None else None
+        self._sizes = (
+            SplitsAllToAllAwaitable(_in_rows(sizes), pg) if sizes and pg is not None else None
+        )
 
     def _wait_impl(self) -> list[KJTListAwaitable]:
         exchanged = [] if self._sizes is None else self._sizes.wait()

@@ -69,14 +69,16 @@ def get_recat(
 class SplitsAllToAllAwaitable(Awaitable[list[list[int]]]):
     """Exchanges the sizes of what will be received: an all-to-all of host numbers.
 
-    Entry r of each input tensor, ``[W]`` int64, goes to rank r of ``pg``.  ``wait()`` gives per
-    input tensor the ``W`` numbers that were received; there alone the host waits for the device.
+    Entry r of each input tensor, ``[W]`` int64, goes to rank r of ``pg``; they may also be the rows of one
+    tensor, which is fewer calls.  ``wait()`` gives per input tensor the ``W`` numbers that were received;
+    the host waits for them there, and for the device if the tensors are on one.
     """
 
-    def __init__(self, input_tensors: list[Tensor], pg: dist.ProcessGroup) -> None:
+    def __init__(self, input_tensors: list[Tensor] | Tensor, pg: dist.ProcessGroup) -> None:
         super().__init__()
         self._kinds = len(input_tensors)
-        self._sent = torch.stack(input_tensors, dim=1).flatten()
+        rows = input_tensors if isinstance(input_tensors, Tensor) else torch.stack(input_tensors)
+        self._sent = rows.t().reshape(-1)
         self._received = torch.empty_like(self._sent)
         work = dist.all_to_all_single(self._received, self._sent, group=pg, async_op=True)
         self._work: dist.Work | None = kept(work, self._sent)
@@ -121,8 +123,16 @@ def sizes_to_send(
     return rows
 
 
-def _on_device(sizes: list[list[int]], device: torch.device) -> list[Tensor]:
-    return list(torch.tensor(sizes, dtype=torch.int64).to(device, non_blocking=True).unbind())
+def _to_exchange(sizes: list[list[int]], pg: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """The sizes as rows of a tensor where the ranks exchange them: on the CPU if ``pg`` has a backend for it.
+
+    NCCL's stream holds the collectives of the previous step's vectors and gradients, and sizes that are
+    sent through it arrive after them.  A host that waits for the sizes then has no kernels ready for a
+    device which is done with that step.
+    """
+    backends = (part.partition(":")[0] for part in dist.get_backend_config(pg).split(","))
+    where = torch.device("cpu") if "cpu" in backends else device
+    return torch.tensor(sizes, dtype=torch.int64).to(where, non_blocking=True)
 
 
 class KJTAllToAllTensorsAwaitable(Awaitable[KeyedJaggedTensor]):
@@ -207,7 +217,7 @@ class KJTSplitsAllToAllMeta:
     Attributes:
         features: what is sent to the ranks of ``pg``.
         splits: ``[W]`` features that each rank gets.
-        splits_tensors: the sizes to exchange, ``[W]`` each.
+        splits_tensors: the sizes to exchange, ``[W]`` each, or as the rows of one tensor.
         input_splits: per tensor of the features, how much each rank gets of it.
         input_tensors: the tensors of the features.
         labels: what each of them is.
@@ -219,7 +229,7 @@ class KJTSplitsAllToAllMeta:
     pg: dist.ProcessGroup
     features: KeyedJaggedTensor
     splits: list[int]
-    splits_tensors: list[Tensor]
+    splits_tensors: list[Tensor] | Tensor
     input_splits: list[list[int]]
     input_tensors: list[Tensor]
     labels: list[str]
@@ -239,7 +249,7 @@ class KJTSplitsAllToAllMeta:
             pg=pg,
             features=features,
             splits=splits,
-            splits_tensors=_on_device(sizes_to_send(features, splits, input_splits), device),
+            splits_tensors=_to_exchange(sizes_to_send(features, splits, input_splits), pg, device),
             input_splits=input_splits,
             input_tensors=features.dist_tensors(),
             labels=features.dist_labels(),
@@ -300,7 +310,7 @@ class KJTAllToAllSplitsAwaitable(Awaitable[KJTAllToAllTensorsAwaitable]):
         )
         sizes = sizes_to_send(input, splits, tensor_splits)
         self._sizes: Awaitable[list[list[int]]] = (
-            SplitsAllToAllAwaitable(_on_device(sizes, device), pg)
+            SplitsAllToAllAwaitable(_to_exchange(sizes, pg, device), pg)
             if pg.size() > 1
             else NoWait(sizes)  # A single rank receives what it sends.
         )

@@ -34,7 +34,7 @@ class KJTList(_Listed[KeyedJaggedTensor]):
     """The input of a sharded module's lookups, one tensor per lookup.
 
     Args:
-        features: one tensor per sharding type.
+        features: one tensor per sharding.
     """
 
     @property
@@ -44,7 +44,7 @@ class KJTList(_Listed[KeyedJaggedTensor]):
 
 
 class ListOfKJTList(_Listed[KJTList]):
-    """Several `KJTList`, one per sharding type, each with one tensor per device."""
+    """Several `KJTList`, one per sharding, each with one tensor per device."""
 
     @property
     def features_list(self) -> list[KJTList]:
