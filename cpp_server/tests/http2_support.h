@@ -2,8 +2,10 @@
 // that echo, and a client that writes frames by hand.
 #pragma once
 
+#include <netinet/in.h>
 #include <nghttp2/nghttp2.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -108,14 +110,36 @@ class EchoMethod final : public Method {
   std::vector<EchoCall*>& waiting_;
 };
 
+inline std::array<int, 2> unix_pair() {
+  std::array<int, 2> made{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, made.data()) != 0) throw std::bad_alloc();
+  return made;
+}
+
+inline std::array<int, 2> tcp_pair() {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* const bytes = reinterpret_cast<sockaddr*>(&address);
+  const int client = ::socket(AF_INET, SOCK_STREAM, 0);
+  const bool connected = ::bind(listener, bytes, length) == 0 && ::listen(listener, 1) == 0 &&
+                         ::getsockname(listener, bytes, &length) == 0 &&
+                         ::connect(client, bytes, length) == 0;
+  const int server = connected ? ::accept(listener, nullptr, nullptr) : -1;
+  ::close(listener);
+  if (server < 0) throw std::bad_alloc();
+  return {client, server};
+}
+
 // A connection and its client, both in one thread.
 class Link final : private ConnectionOwner {
  public:
-  explicit Link(Limits given = {}) : limits(given) {
+  explicit Link(Limits given = {}, bool tcp = false) : limits(given) {
     methods_.add("/test/Echo", std::make_unique<EchoMethod>(Call::Kind::kUnary, waiting));
     methods_.add("/test/Stream", std::make_unique<EchoMethod>(Call::Kind::kStreaming, waiting));
-    std::array<int, 2> made{};
-    if (::socketpair(AF_UNIX, SOCK_STREAM, 0, made.data()) != 0) throw std::bad_alloc();
+    const std::array<int, 2> made = tcp ? tcp_pair() : unix_pair();
     client = Socket(made[0]);
     connection_ = std::make_unique<Connection>(context_, Socket(made[1]));
   }

@@ -120,24 +120,32 @@ void Connection::on_ready(std::uint32_t events) {
 // not to be answered any more.
 bool Connection::read_some(std::size_t share) {
   share = std::max(share, kLeastReadBytes);
-  std::span<std::byte> into = rest_of_message(share);
-  const bool in_place = !into.empty();
-  // Behind a message in a long frame there is likely to be another: of that little is read with its
-  // head, which is copied, and the rest in place.
-  if (!in_place) into = context_.read_buffer.first(long_frames_ ? kLeastReadBytes : share);
-  long_frames_ = in_place;
-  const Moved moved = socket_.read(into);
-  if (state_ == State::kLingering) {
-    lingering_bytes_ += moved.bytes;
-    if (moved.ended || lingering_bytes_ > kLingerBytes) vanish();
-    return false;
-  }
-  if (moved.bytes > 0) {
-    const TimePoint begin = std::chrono::steady_clock::now();
-    receive(into.first(moved.bytes));
-    read_bytes_ =
-        next_read_bytes(read_bytes_, moved.bytes, std::chrono::steady_clock::now() - begin,
-                        context_.read_buffer.size());
+  const TimePoint begin = std::chrono::steady_clock::now();
+  std::size_t heard = 0;
+  Moved moved;
+  do {
+    std::span<std::byte> into = rest_of_message(share - heard);
+    const bool in_place = !into.empty();
+    // Behind a message in a long frame there is likely to be another: of that little is read with
+    // its head, which is copied, and the rest in place.
+    if (!in_place) {
+      into = context_.read_buffer.first(
+          std::min(share - heard, long_frames_ ? kLeastReadBytes : share));
+    }
+    moved = socket_.read(into);
+    if (moved.bytes > 0) long_frames_ = in_place;
+    if (state_ == State::kLingering) {
+      lingering_bytes_ += moved.bytes;
+      if (moved.ended || lingering_bytes_ > kLingerBytes) vanish();
+      return false;
+    }
+    if (moved.bytes > 0) receive(into.first(moved.bytes));
+    heard += moved.bytes;
+  } while (heard + kLeastReadBytes <= share && moved.bytes > 0 && !moved.blocked && !moved.ended &&
+           !moved.kept && session_ != nullptr);
+  if (heard > 0) {
+    read_bytes_ = next_read_bytes(read_bytes_, heard, std::chrono::steady_clock::now() - begin,
+                                  context_.read_buffer.size());
   }
   if (moved.ended) {
     close(socket_.shaking_hands() ? CloseReason::kTls : CloseReason::kClient);
@@ -156,8 +164,10 @@ std::span<std::byte> Connection::rest_of_message(std::size_t most) {
   if (head.type != NGHTTP2_DATA || (head.flags & NGHTTP2_FLAG_PADDED) != 0) return {};
   Call* const call = call_of(static_cast<std::int32_t>(head.stream));
   if (call == nullptr || !call->reading_) return {};
-  const std::size_t here = std::min({most, filter_.body_left(), socket_.waiting()});
-  return here < kLeastInPlace ? std::span<std::byte>() : call->reader_.room(here, *bytes_);
+  const std::span<std::byte> room =
+      call->reader_.room(socket_.waiting(), filter_.body_left(), *bytes_);
+  if (room.size() < kLeastInPlace) return {};
+  return room.first(std::min(room.size(), most));
 }
 
 void Connection::receive(std::span<const std::byte> bytes) {

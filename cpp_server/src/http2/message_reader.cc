@@ -39,11 +39,16 @@ MessageReader::State MessageReader::feed(std::span<const std::byte>& data, Conne
   return State::kWhole;
 }
 
-std::span<std::byte> MessageReader::room(std::size_t most, ConnectionBytes& bytes) {
+std::span<std::byte> MessageReader::room(std::size_t here, std::size_t most,
+                                         ConnectionBytes& bytes) {
   if (prefix_bytes_ < kPrefixBytes) return {};
-  const std::size_t now = std::min<std::size_t>(most, announced_ - message_.size());
+  most = std::min<std::size_t>(most, announced_ - message_.size());
+  const std::size_t now = std::min(here, most);
   if (now == 0 || grow(now, 0, bytes) != State::kMore) return {};
-  return {message_.end(), now};
+  // More may come meanwhile, for which there is room without growing.
+  const std::size_t taken = std::min(message_.capacity(), static_cast<std::size_t>(accounted_));
+  const std::size_t more = taken > message_.size() ? taken - message_.size() : 0;
+  return {message_.end(), std::min(most, std::max(now, more))};
 }
 
 // Makes room for `now` bytes more, behind which there may be as much of the message as `ahead`.

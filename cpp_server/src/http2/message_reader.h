@@ -31,10 +31,10 @@ class MessageReader {
   // kWhole is final. `ahead` bytes that have come with `data` follow it.
   State feed(std::span<const std::byte>& data, ConnectionBytes& bytes, std::size_t ahead = 0);
 
-  // Memory for the next `most` bytes of a message, or the rest of it, which the system has for the
-  // connection: what is read to there and then fed is not copied. Empty where there is none, or it
-  // is not known yet how long the message is.
-  std::span<std::byte> room(std::size_t most, ConnectionBytes& bytes);
+  // Memory for the next bytes of a message, up to `most` or the rest of it, of which the system has
+  // `here`: what is read to there and then fed is not copied. Empty where there is none, or it is
+  // not known yet how long the message is.
+  std::span<std::byte> room(std::size_t here, std::size_t most, ConnectionBytes& bytes);
 
   // The message, until `next` or `reset`.
   std::span<const std::byte> message() const { return message_.bytes(); }

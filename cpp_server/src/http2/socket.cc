@@ -24,26 +24,29 @@ namespace {
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
-void prepare(int descriptor) {
+// Whether it speaks TCP.
+bool prepare(int descriptor) {
   ::fcntl(descriptor, F_SETFL, ::fcntl(descriptor, F_GETFL) | O_NONBLOCK);
   const int on = 1;
-  // Fails for sockets that have no such delay.
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  return ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0;
 }
 
 }  // namespace
 
-Socket::Socket(int descriptor) : descriptor_(descriptor) { prepare(descriptor); }
+Socket::Socket(int descriptor) : descriptor_(descriptor), tcp_(prepare(descriptor)) {}
 
 Socket::~Socket() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 Socket::Socket(Socket&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), tls_(std::move(other.tls_)) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      tcp_(other.tcp_),
+      tls_(std::move(other.tls_)) {}
 
 Socket& Socket::operator=(Socket&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
+  std::swap(tcp_, other.tcp_);
   std::swap(tls_, other.tls_);
   return *this;
 }
@@ -105,7 +108,7 @@ std::uint32_t Socket::events(bool reads, bool writes) const {
 
 std::size_t Socket::waiting() const {
   int bytes = 0;
-  if (tls_ != nullptr || ::ioctl(descriptor_, FIONREAD, &bytes) != 0) return 0;
+  if (tls_ != nullptr || !tcp_ || ::ioctl(descriptor_, FIONREAD, &bytes) != 0) return 0;
   return static_cast<std::size_t>(std::max(bytes, 0));
 }
 

@@ -68,7 +68,9 @@ class Socket {
   // address. Empty where the system does not say.
   std::string peer_address() const;
 
-  // How many bytes a read would give now; 0 with TLS, where that is not known.
+  // How many bytes of TCP a read would give now; 0 with TLS, where that is not known, and for a
+  // Unix socket, which has room for little: its two sides go by turns, and more reads are more
+  // turns.
   std::size_t waiting() const;
 
   Moved read(std::span<std::byte> into);
@@ -81,6 +83,7 @@ class Socket {
 
  private:
   int descriptor_ = -1;
+  bool tcp_ = false;
   std::unique_ptr<TlsSession> tls_;  // null: bytes go as they are
 };
 
