@@ -311,6 +311,27 @@ def test_a_rank_whose_input_needs_no_gradient_still_sends_gradients_back():
     assert torch.equal(run_on_ranks(2, _one_rank_without_tables)[0], torch.full((2, 3), 0.5))
 
 
+def _uneven_columns(dtype):
+    """Gradients of 3 and 5 columns, whose layout on a GPU is made by FBGEMM's kernel."""
+    rank, device, dims = dist.get_rank(), rank_device(), [3, 5]
+    own = torch.ones(2, dims[rank], dtype=dtype, device=device).requires_grad_()
+    there = [torch.tensor(numbers, device=device) for numbers in (dims, [0, *accumulate(dims)])]
+    output = comm_ops.alltoall_pooled(own, [1, 1], dims, *there).wait()
+    weights = torch.arange(8, dtype=dtype, device=device) + 8 * rank
+    (output * weights).sum().backward()
+    return own.grad
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gradients_of_uneven_columns_go_back_in_every_dtype(dtype):
+    # Sample r has the weights of rank r; divided by two ranks.
+    weights = torch.arange(16, dtype=dtype).view(2, 8) / 2
+    first, second = run_on_ranks(2, _uneven_columns, dtype)
+    assert torch.equal(first, weights[:, :3])
+    assert torch.equal(second, weights[:, 3:])
+
+
 def _several_at_once():
     """Started in one order, awaited in another; backwards autograd chooses."""
     device = rank_device()

@@ -89,10 +89,13 @@ class All2AllPooledInfo(AllToAll, steps=("All2All_Pooled_Req", "All2All_Pooled_W
         some_everywhere = all(self.dim_sum_per_rank) and gradient.size(0) > 0
         if gradient.is_cuda and dims is not None and bounds is not None and some_everywhere:
             load_sparse_operators()
+            # Its kernel moves numbers and knows no bfloat16; those of float16 have as many bits.
+            is_bf16 = gradient.dtype == torch.bfloat16
+            moved = gradient.view(torch.float16) if is_bf16 else gradient
             flat: Tensor = torch.ops.fbgemm.recat_embedding_grad_output_mixed_D_batch(
-                gradient, dims, bounds
+                moved, dims, bounds
             )
-            return flat.view(-1)
+            return flat.view(gradient.dtype).view(-1)
         return split_columns(gradient, self.dim_sum_per_rank)
 
     def sizes(self) -> tuple[list[int], list[int]]:

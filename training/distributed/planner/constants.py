@@ -104,9 +104,9 @@ and 11% more than table-wise ones alone where they took 41 and 90% more (the fas
 WAY_MS_ON_GPU = 0.5
 """What a module's step on several GPUs is taken to need for each way in which it cuts tables, however little they hold:
 a way's lookup, exchanges and backward pass are some hundred calls of the host, for which a GPU with little to do waits.
-In a trace of one of two ranks (H200, 2,048 samples a rank, 26 tables in three ways, 2026-12-01) the calls of a way took 2 to 3 ms of
-the host; the step took 19.7 ms, and 8.8 without the profiler.  The host's time counts only as far as the GPU waits for it, so about
-half of what remains without the profiler is taken.  Of two plans, one with fewer ways is preferred if its estimate is worse by less
+In a trace of one of two ranks that share an H200 (2,048 samples a rank, 26 tables in three ways, bf16, 2026-12-01) the calls of a way took
+2 to 3 ms of the host; the step took 19.7 ms, and 10.5 without the profiler.  With one way the step takes 5.9 ms.  The host's time counts only
+as far as the GPU waits for it, so less than half of what remains without the profiler is taken.  Of two plans, one with fewer ways is preferred if its estimate is worse by less
 than this for each way that it saves."""
 
 _UVM_SHARE = 0.1
