@@ -22,18 +22,6 @@ OptionPointer make_option() {
   return OptionPointer(made);
 }
 
-bool Outgoing::fill(nghttp2_session& session, std::size_t limit) {
-  while (waiting() < limit) {
-    const std::uint8_t* data = nullptr;
-    const ssize_t bytes = nghttp2_session_mem_send(&session, &data);
-    if (bytes < 0) return false;
-    if (bytes == 0) return true;
-    const auto* const begin = reinterpret_cast<const std::byte*>(data);
-    bytes_.insert(bytes_.end(), begin, begin + bytes);
-  }
-  return true;
-}
-
 Moved Outgoing::flush(Socket& socket) {
   if (waiting() == 0) return {};
   const Moved moved = socket.write(std::span(bytes_).subspan(written_));

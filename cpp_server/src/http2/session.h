@@ -8,6 +8,7 @@
 #include <nghttp2/nghttp2.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -41,11 +42,27 @@ inline nghttp2_nv header(std::string_view name, std::string_view value,
           value.size(), static_cast<std::uint8_t>(flags)};
 }
 
+// Appends frames of `session` to what waits in `to` until there are none or `limit` bytes wait.
+// False: the session has failed.
+template <typename Frames>
+bool take_frames(nghttp2_session& session, Frames& to, std::size_t limit) {
+  while (to.waiting() < limit) {
+    const std::uint8_t* frames = nullptr;
+    const ssize_t bytes = nghttp2_session_mem_send(&session, &frames);
+    if (bytes < 0) return false;
+    if (bytes == 0) return true;
+    to.append(std::as_bytes(std::span(frames, static_cast<std::size_t>(bytes))));
+  }
+  return true;
+}
+
 class Outgoing {
  public:
   // Takes frames from `session` until it has none or `limit` bytes wait here. False: the session
   // has failed.
-  bool fill(nghttp2_session& session, std::size_t limit);
+  bool fill(nghttp2_session& session, std::size_t limit) {
+    return take_frames(session, *this, limit);
+  }
 
   // A frame of one's own behind the session's.
   void append(std::span<const std::byte> frame) {

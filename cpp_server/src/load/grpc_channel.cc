@@ -398,23 +398,10 @@ void GrpcChannel::on_turn_end() {
   if (session_ != nullptr) send();
 }
 
-// Takes frames from the session until it has none or enough wait to be written. False: it has
-// failed.
-bool GrpcChannel::fill() {
-  while (outgoing_.waiting() < kWriteBytes) {
-    const std::uint8_t* frames = nullptr;
-    const ssize_t bytes = nghttp2_session_mem_send(session_.get(), &frames);
-    if (bytes < 0) return false;
-    if (bytes == 0) return true;
-    outgoing_.append(std::as_bytes(std::span(frames, static_cast<std::size_t>(bytes))));
-  }
-  return true;
-}
-
 void GrpcChannel::send() {
   http2::Moved moved;
   do {
-    if (!fill()) {
+    if (!http2::take_frames(*session_, outgoing_, kWriteBytes)) {
       connection_lost();
       return;
     }

@@ -89,7 +89,6 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
   void connected();
   void connection_lost();
   void receive();
-  bool fill();
   void send();
   void submit(Call& call);
   void close_if_left();
